@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from pilotfish.errors import ParameterError
@@ -86,16 +87,12 @@ class CaptureStore:
         self._check_salt()
         parent = self._folder.path / partition
         parent.mkdir(mode=0o700, exist_ok=True)
-        number = 0
-        while True:
-            path = row_file(parent, time, number)
-            try:
+        for path in (row_file(parent, time, number) for number in count()):
+            with suppress(FileExistsError):
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY, 0o600))
-            except FileExistsError:
-                number += 1
-                continue
-            self._current[partition] = _OpenFile(path, int(time * 1000) / 1000)
-            return self._current[partition]
+                break
+        self._current[partition] = _OpenFile(path, int(time * 1000) / 1000)
+        return self._current[partition]
 
     def _check_salt(self) -> None:
         """A client could not purge partitions of another salt."""
