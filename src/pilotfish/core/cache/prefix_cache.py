@@ -194,7 +194,7 @@ class PrefixCache:
             self._cut(run, min(idle, left))
             left -= min(idle, left)
             if run in runs and left > 0:  # owned, or one below it is: in use
-                self._use(_ancestry(run))
+                self._use(ancestry(run))
         return max(count, 0) - left
 
     def _evict_beginnings_of(self, runs: OrderedDict[CachedRun, None], count: int) -> int:
@@ -224,7 +224,7 @@ class PrefixCache:
 
     @staticmethod
     def path_to(run: CachedRun) -> tuple[Ints, Slots]:
-        path = _ancestry(run)
+        path = ancestry(run)
         return np.concatenate([above.tokens for above in path]), np.concatenate([above.slots for above in path])
 
     def _path(self, salt: str | None, tokens: Ints) -> list[CachedRun]:
@@ -331,7 +331,7 @@ def _slots_of(path: Sequence[CachedRun]) -> Slots:
     return np.concatenate([run.slots for run in path]) if path else NO_SLOTS
 
 
-def _ancestry(run: CachedRun) -> list[CachedRun]:
+def ancestry(run: CachedRun) -> list[CachedRun]:
     path = [run]
     while (above := path[-1].above) is not None and above.above is not None:
         path.append(above)
