@@ -185,7 +185,7 @@ class HandOverMachine(Dialer[PrefillPool]):
         elif outcome in _FAULTS:
             pool.failed(now)
         if outcome in (LATE, STALLED):
-            pool.slow(handover.report)
+            pool.exposed.lose(handover.report.seconds)
         self._send(pool, Release(incoming.number))
 
     # -- whoever does the work
@@ -244,7 +244,8 @@ class HandOverMachine(Dialer[PrefillPool]):
 
     def lost(self, pool: PrefillPool, reason: str) -> None:
         if pool.welcome is not None:
-            pool.lost(reason)
+            pool.lose(reason)
+            pool.leaves()
             self._end_life(pool)
 
     def _end_life(self, pool: PrefillPool) -> None:

@@ -154,10 +154,6 @@ class PrefillPool(DialedPool):
         self.leaves()
         self.refusal = reason
 
-    def lost(self, reason: str) -> None:
-        self.lose(reason)
-        self.leaves()
-
     def leaves(self) -> None:
         self.ready, self.welcome, self.load = False, None, None
 
@@ -173,9 +169,6 @@ class PrefillPool(DialedPool):
             self._left_alone_until = now + seconds
             if self._failures == MAX_FAILURES:
                 self.warn(f"{self.name} is left alone: {MAX_FAILURES} hand-overs failed one after the other")
-
-    def slow(self, report: HandOverReport) -> None:
-        self.exposed.lose(report.seconds)
 
     def ended(self, report: HandOverReport) -> None:
         self.totals.setdefault(report.transport, HandOverTotals()).add(report)

@@ -5,7 +5,7 @@ target                                                       server
                                     numbered; after a gap the server asks for all
 """
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import TypeAlias
 
@@ -50,10 +50,6 @@ class HeldPrefixes:
         gone = self._keys.intersection(keys)
         self._keys -= gone
         self._untold ^= gone
-
-    @property
-    def now(self) -> Set[RoutingKey]:
-        return self._keys
 
     def changes(self) -> Held | None:
         if not self._untold:
