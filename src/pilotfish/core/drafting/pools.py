@@ -84,8 +84,7 @@ class PoolScore:
 
     def calibrated(self, scores: Sequence[float]) -> list[float]:
         """Log of the measured chance that its nodes of these scores are accepted."""
-        chances: list[float] = np.log(self.calibration.chances(np.array(scores))).tolist()
-        return chances
+        return list(map(float, np.log(self.calibration.chances(np.array(scores)))))
 
 
 @dataclass

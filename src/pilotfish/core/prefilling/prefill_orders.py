@@ -15,7 +15,7 @@ from pilotfish.core.prefilling.prefill_messages import PrefillOrder
 from pilotfish.core.prefilling.segments import SegmentReference, sequence_digest
 
 
-class Ending(StrEnum):
+class OrderEnding(StrEnum):
     """How an order may end."""
 
     RELEASED, EXPIRED, FAILED, GONE = "released", "expired", "failed", "gone"
@@ -54,7 +54,7 @@ class TakenOrder:
         self.segments, self.size = 0, 0  # so far, and their bytes
         self.held: dict[int, SegmentReference] = {}  # by number: those that the target has not taken
         self.fetched: set[int] = set()
-        self.outcome = ""  # an Ending; "": it lives
+        self.outcome = ""  # an OrderEnding; "": it lives
 
     @property
     def live(self) -> bool:
