@@ -1,5 +1,7 @@
-"""Small files that an operator names."""
+"""Small files that an operator names, and files that one process writes and others may read, whatever becomes of the
+writer."""
 
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +10,10 @@ from pilotfish.errors import ParameterError
 
 #: Bytes.
 MAX_FILE = 1 << 20
+#: Flags: neither links nor pipes nor devices are followed, waited for or kept open in children.
+SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+#: Suffix of a file that is not whole yet.
+UNFINISHED = ".tmp"
 
 
 def file_bytes(
@@ -32,3 +38,36 @@ def file_text(field: str, path: Path, form: str = "text") -> str:
         return file_bytes(field, path).decode()
     except UnicodeDecodeError as error:
         raise ParameterError(field, str(path), f"{form} in UTF-8") from error
+
+
+def read_start(path: Path, most: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | SAFELY)
+    try:
+        return os.read(descriptor, most)
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def write_whole(path: Path, contents: bytes) -> None:
+    """Or not at all; flushed to the device. Only the file's owner can read it."""
+    unfinished = path.with_name(path.name + UNFINISHED)
+    unfinished.unlink(missing_ok=True)
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(contents)
+        file.flush()
+        os.fsync(descriptor)
+    unfinished.rename(path)
+
+
+def try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -120,7 +120,7 @@ def test_what_was_ordered_counts_before_the_pool_tells_of_it() -> None:
 
 def test_the_soonest_of_several_pools_computes_it() -> None:
     slow, busy, right, short = pool("slow", 0.9), pool("busy", 0.1, 9000), pool("right", 0.5), pool("away", 0.1)
-    short.lost("it hung up")
+    short.leaves()
     assert chosen(choice(slow, busy, right, short), prompt(1000)) == "right"
     right.draining = True
     assert chosen(choice(slow, busy, right, short), prompt(1000)) == "slow"
@@ -154,13 +154,13 @@ def test_a_pool_that_is_not_worth_it_is_tried_again_less_and_less_often() -> Non
 def test_a_pool_whose_hand_overs_take_too_long_is_not_chosen_until_one_has_come() -> None:
     one = pool(token_ms=0.5)
     of = choice(one)
-    one.slow(HandOverReport(seconds=2.0))
-    one.slow(HandOverReport(seconds=0.1))
+    one.exposed.lose(2.0)
+    one.exposed.lose(0.1)
     assert chosen(of, prompt(1000)) is None and chosen(of, prompt(5000)) == "pool"  # which is worth even that
     assert chosen(of, prompt(1000), NOW + RETRIAL) == "pool"  # and is tried
     one.succeeded(HandOverReport(outcome=WHOLE, tokens=1000, seconds=0.51, computing=0.5))
     assert chosen(of, prompt(1000)) == "pool"
-    one.slow(HandOverReport(seconds=2.0))
+    one.exposed.lose(2.0)
     assert chosen(of, prompt(1000)) is None
     one.begins_life(WELCOME)
     one.serves("shm", NOW, fetches=False)

@@ -37,15 +37,7 @@ from pilotfish.core.prefilling.prefill_messages import (
     ToPrefill,
     Welcome,
 )
-from pilotfish.core.prefilling.prefill_orders import (
-    EXPIRED,
-    FAILED,
-    GONE,
-    RELEASED,
-    GreetedTarget,
-    PlacedSegment,
-    TakenOrder,
-)
+from pilotfish.core.prefilling.prefill_orders import GreetedTarget, OrderEnding, PlacedSegment, TakenOrder
 from pilotfish.core.prefilling.segments import KVIdentity, KVLayout, SegmentReference
 
 LEASE, CONTEXT, VOCAB, LAYERS = 10.0, 64, 100, 3
@@ -152,7 +144,7 @@ def test_a_target_that_becomes_another_one_loses_what_was_held_for_it(bench: Ben
     bench.export(bench.next_order(), 1)
     bench.say(A, replace(GREETING, identity=replace(IDENTITY, facts={})))
     assert bench.heard(A, PrefillRefuse) and not bench.machine.orders and not bench.places.data
-    assert [order.outcome for order in bench.machine.ended] == [GONE]
+    assert [order.outcome for order in bench.machine.ended] == [OrderEnding.GONE]
 
 
 def test_a_tenant_has_a_limit_of_targets(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +293,7 @@ def test_the_last_segment_is_followed_by_done(bench: Bench) -> None:
     assert bench.machine.orders
     bench.say(A, Taken(1, [1]))
     assert not bench.machine.orders and not bench.places.data
-    assert [(o.outcome, o.ended, o.size) for o in bench.machine.ended] == [(RELEASED, 7.5, 4)]
+    assert [(o.outcome, o.ended, o.size) for o in bench.machine.ended] == [(OrderEnding.RELEASED, 7.5, 4)]
 
 
 CHANGES: list[dict[str, Any]] = [
@@ -361,7 +353,7 @@ def test_a_lease_lives_as_long_as_it_is_renewed(bench: Bench) -> None:
         bench.now += LEASE * 0.6
         bench.say(A, Renewal([1, 77]))
         bench.machine.tick(bench.now)
-    assert (first.outcome, second.outcome) == ("", EXPIRED)
+    assert (first.outcome, second.outcome) == ("", OrderEnding.EXPIRED)
     loads = bench.heard(A, PrefillLoad)
     assert [load.leases for load in loads] == [2, 2, 1, 1]
 
@@ -374,7 +366,7 @@ def test_segments_that_are_not_taken_end_their_order(bench: Bench) -> None:
         bench.now += LEASE * 0.5
         bench.say(A, Renewal([1]))
         bench.machine.tick(bench.now)
-    assert order.outcome == FAILED and "not taken" in bench.heard(A, OrderFailed)[0].reason
+    assert order.outcome == OrderEnding.FAILED and "not taken" in bench.heard(A, OrderFailed)[0].reason
     assert not bench.places.data
 
 

@@ -46,12 +46,12 @@ def check_held(held: HeldRuns, known: set[Prefix], window: int = CAPACITY) -> No
     pages = {prefix for prefix in known if len(prefix[1]) % PAGE == 0}
     seen = {(salt, tokens): range(max(len(tokens) - window + 1, 0), len(tokens)) for salt, tokens in pages}
     whole = {one for one in pages if all((one[0], one[1][: place + 1]) in known for place in seen[one])}
-    assert held.prefixes.now == set(map(key_of, whole))
+    assert held.prefixes._keys == set(map(key_of, whole))
 
 
 def check_from_now(held: HeldRuns, cache: PrefixCache) -> None:
     """Who watches from now on knows as much as who has watched from the beginning."""
-    assert HeldRuns(cache).prefixes.now == held.prefixes.now
+    assert HeldRuns(cache).prefixes._keys == held.prefixes._keys
 
 
 def filled(pool: SlotPool, cache: PrefixCache, salt: str | None, tokens: Sequence[int]) -> Slots:
@@ -157,7 +157,7 @@ class CacheMachine(RuleBasedStateMachine):
             for *_, slots in self.running:
                 self.pool.release(present(slots))
             self.cache.evict(CAPACITY)
-            assert self.pool.num_free == CAPACITY and not self.held.prefixes.now
+            assert self.pool.num_free == CAPACITY and not self.held.prefixes._keys
 
 
 TestCache = CacheMachine.TestCase

@@ -51,16 +51,16 @@ def test_a_lock_file_that_was_replaced_is_not_taken_for_the_lock(
 ) -> None:
     """Between opening and locking it a purge may have removed the file, and another process made a new one."""
     store_in(directory).close()
-    true_try, tries = directories._try_lock, 0
+    true_try, tries = directories.try_lock, 0
 
-    def try_lock(descriptor: int, kind: int) -> bool:
+    def try_lock(descriptor: int, *kind: int) -> bool:
         nonlocal tries
         tries += 1
         if tries == 1:
             (directory / LOCK).unlink()
-        return true_try(descriptor, kind)
+        return true_try(descriptor, *kind)
 
-    monkeypatch.setattr(directories, "_try_lock", try_lock)
+    monkeypatch.setattr(directories, "try_lock", try_lock)
     store = store_in(directory)
     assert tries == 2 and owner(directory) is not None
     store.close()

@@ -368,11 +368,11 @@ def test_a_disk_that_was_slow_is_measured_again_while_nobody_waits(make: Make, c
     saved(tiers, 2)
     keys = keys_of(tiers, 2)
     speeds(tiers, 1 / OBJECT_TOKENS, 0.1, 3.0)
-    assert tiers.worth_loading(keys, 0) == 0 and not tiers._io.waiting
+    assert tiers.worth_loading(keys, 0) == 0 and tiers._io._jobs.empty()
     for _ in range(20):
         clock.now += module.STALE + 1
         assert tiers.worth_loading(keys, 0) in (0, 2)  # as measured last
-        eventually(lambda: not tiers._io.waiting and tiers._io._began is None)
+        eventually(lambda: tiers._io._jobs.empty() and tiers._io._began is None)
     assert tiers.worth_loading(keys, 0) == 2
 
 

@@ -23,7 +23,8 @@ import msgspec
 
 from pilotfish.core.cache.prefix_keys import KEY_BYTES, Key
 from pilotfish.errors import ParameterError
-from pilotfish.kv.objects import FORMAT_VERSION, SAFELY, UNFINISHED, ObjectFormat
+from pilotfish.files import SAFELY, UNFINISHED, read_start, try_lock, write_whole
+from pilotfish.kv.objects import FORMAT_VERSION, ObjectFormat
 from pilotfish.printable import one_line
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ _NEW_MANIFEST = MANIFEST + UNFINISHED
 #: Names that a directory without a manifest may hold.
 _BEFORE_MANIFEST = {LOCK, _NEW_MANIFEST, DAMAGED}
 #: All of ours beside objects. The lock is last: a directory without one may be taken.
-NAMES = (_NEW_MANIFEST, DAMAGED, MANIFEST, LOCK)
+_NAMES = (_NEW_MANIFEST, DAMAGED, MANIFEST, LOCK)
 #: A lock's content.
 _OWNER = re.compile(rb"\d+ *\n")
 _SUBDIRECTORY = re.compile(r"[0-9a-f]{2}")
@@ -66,7 +67,7 @@ def object_path(directory: Path, key: Key) -> Path:
 
 
 def found_files(directory: Path) -> Iterator[FoundFile]:
-    for parent in subdirectories(directory):
+    for parent in _subdirectories(directory):
         place = str(parent)
         for entry in os.scandir(place):
             if match := _FILE.fullmatch(entry.name):
@@ -79,7 +80,16 @@ def found_files(directory: Path) -> Iterator[FoundFile]:
                 yield FoundFile(place, entry.name, bytes.fromhex(match[1]), whole, size, status.st_mtime)
 
 
-def subdirectories(directory: Path) -> list[Path]:
+def remove_rest(directory: Path) -> None:
+    """All of ours but files of objects."""
+    for parent in _subdirectories(directory):
+        with suppress(OSError):  # it holds files of others
+            parent.rmdir()
+    for name in _NAMES:
+        (directory / name).unlink(missing_ok=True)
+
+
+def _subdirectories(directory: Path) -> list[Path]:
     entries = [entry for entry in os.scandir(directory) if _SUBDIRECTORY.fullmatch(entry.name)]
     return sorted(directory / entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
@@ -106,7 +116,8 @@ def read_manifest(field: str, directory: Path) -> ObjectFormat | None:
         kind = DamagedDirectoryError if _is_ours(directory, names) else ParameterError
         if MANIFEST not in names:
             raise kind(field, str(directory), f"{OURS}; this one holds {min(names - _BEFORE_MANIFEST)!r}")
-        contents = b"" if (directory / MANIFEST).is_dir() else _start_of(directory / MANIFEST)
+        path = directory / MANIFEST
+        contents = b"" if path.is_dir() else read_start(path, _MAX_SMALL_FILE)
     try:
         return _decoded(contents)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -114,9 +125,9 @@ def read_manifest(field: str, directory: Path) -> ObjectFormat | None:
 
 
 def _is_ours(directory: Path, names: set[str]) -> bool:
-    if LOCK not in names or not all(_SUBDIRECTORY.fullmatch(name) for name in names.difference(NAMES)):
+    if LOCK not in names or not all(_SUBDIRECTORY.fullmatch(name) for name in names.difference(_NAMES)):
         return False
-    return bool(_OWNER.fullmatch(_start_of(directory / LOCK)))
+    return bool(_OWNER.fullmatch(read_start(directory / LOCK, _MAX_SMALL_FILE)))
 
 
 def _decoded(contents: bytes) -> ObjectFormat:
@@ -129,15 +140,8 @@ def _decoded(contents: bytes) -> ObjectFormat:
 
 def write_manifest(directory: Path, objects: ObjectFormat) -> None:
     """Flushed to the device, unlike an object: without it the directory is not recognized as ours."""
-    unfinished = directory / _NEW_MANIFEST
-    unfinished.unlink(missing_ok=True)
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        manifest = _Manifest(FORMAT_VERSION, objects.shape.hex(), objects.object_bytes)
-        file.write(msgspec.json.encode(manifest) + b"\n")
-        file.flush()
-        os.fsync(descriptor)
-    unfinished.rename(directory / MANIFEST)
+    manifest = _Manifest(FORMAT_VERSION, objects.shape.hex(), objects.object_bytes)
+    write_whole(directory / MANIFEST, msgspec.json.encode(manifest) + b"\n")
 
 
 class OwnedDirectory:
@@ -159,7 +163,7 @@ class OwnedDirectory:
         path = self.path / LOCK
         for _ in range(_TRIES):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | SAFELY, 0o600)
-            if _try_lock(descriptor, fcntl.LOCK_EX) and _is_still(descriptor, path):
+            if try_lock(descriptor) and _is_still(descriptor, path):
                 with suppress(OSError):  # of a full disk: the lock holds without it
                     os.pwrite(descriptor, f"{os.getpid():<10}\n".encode(), 0)
                 return descriptor
@@ -202,25 +206,11 @@ def owner(directory: Path) -> str | None:
     except FileNotFoundError:
         return None
     try:
-        return None if _try_lock(descriptor, fcntl.LOCK_SH) else one_line(_start_of(path).decode(errors="replace"))
+        if try_lock(descriptor, fcntl.LOCK_SH):
+            return None
+        return one_line(read_start(path, _MAX_SMALL_FILE).decode(errors="replace"))
     finally:
         os.close(descriptor)
-
-
-def _start_of(path: Path) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | SAFELY)
-    try:
-        return os.read(descriptor, _MAX_SMALL_FILE)
-    finally:
-        os.close(descriptor)
-
-
-def _try_lock(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_still(descriptor: int, path: Path) -> bool:

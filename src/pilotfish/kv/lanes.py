@@ -42,10 +42,6 @@ class Lane:
     def put(self, urgency: int, job: Callable[[], None]) -> None:
         self._jobs.put((urgency, next(self._numbers), job))
 
-    @property
-    def waiting(self) -> int:
-        return self._jobs.qsize()
-
     def stuck(self, seconds: float) -> bool:
         began = self._began
         return began is not None and self._clock() - began > seconds

@@ -32,18 +32,15 @@ from isal import isal_zlib
 from numpy.typing import NDArray
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, Key
+from pilotfish.files import SAFELY, UNFINISHED, write_all
 
 FORMAT_VERSION = 1
-#: Suffix of a file that is not whole yet.
-UNFINISHED = ".tmp"
 
 _MAGIC = b"PFISHKV\n"
 _FIELDS = struct.Struct("<8sIIQ32s32sI")
 _CRC = struct.Struct("<I")
 _TOKENS_AT = _FIELDS.size + _CRC.size
 _DATA_AT = _TOKENS_AT + 4 * OBJECT_TOKENS
-#: Neither links nor pipes nor devices are followed, waited for or kept open in children.
-SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 #: Errors of opening a link, a socket, or a path through a file with `SAFELY`.
 _NO_FILE = {errno.ELOOP, errno.ENXIO, errno.ENOTDIR}
 
@@ -101,8 +98,8 @@ class ObjectFormat:
         try:
             descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | SAFELY, 0o600)
             try:
-                _write_all(descriptor, memoryview(self._head(kv)))
-                _write_all(descriptor, kv.data.data)
+                write_all(descriptor, memoryview(self._head(kv)))
+                write_all(descriptor, kv.data.data)
             finally:
                 os.close(descriptor)
             unfinished.rename(path)
@@ -147,11 +144,6 @@ class ObjectFormat:
         tokens = contents[_TOKENS_AT:_DATA_AT].view("<u4").astype(np.uint32)
         kv = KVObject(key, tokens, contents[_DATA_AT:], checksum)
         return kv if kv.intact(tokens) else Damage.CHECKSUM
-
-
-def _write_all(descriptor: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
 
 
 def _read_all(descriptor: int, into: memoryview) -> bool:

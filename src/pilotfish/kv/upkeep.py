@@ -7,16 +7,7 @@ from pathlib import Path
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.errors import ParameterError
-from pilotfish.kv.directory import (
-    NAMES,
-    FoundFile,
-    OwnedDirectory,
-    found_files,
-    owner,
-    read_manifest,
-    refusing,
-    subdirectories,
-)
+from pilotfish.kv.directory import FoundFile, OwnedDirectory, found_files, owner, read_manifest, refusing, remove_rest
 from pilotfish.kv.objects import FORMAT_VERSION, Damage, ObjectFormat
 
 #: The commands' argument, as errors name it.
@@ -95,11 +86,7 @@ def verify(
 def purge(directory: Path) -> Purged:
     with closing(OwnedDirectory(FIELD, directory)), refusing(FIELD, directory):
         removed = [file for file in found_files(directory) if _removed(file.path)]
-        for parent in subdirectories(directory):
-            with suppress(OSError):  # it holds files of others
-                parent.rmdir()
-        for name in NAMES:
-            (directory / name).unlink(missing_ok=True)
+        remove_rest(directory)
     objects = [file for file in removed if file.whole]
     return Purged(len(objects), sum(file.size for file in objects))
 

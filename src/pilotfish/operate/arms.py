@@ -98,8 +98,8 @@ class RolloutArms(Struct, kw_only=True):
             return
         arm.moments.setdefault(measure, Moments()).add(value)
         if outcome.variant != self.holdout:
-            arm.contrasts.setdefault(measure, Contrast()).add_variant(outcome.ended, value)
+            arm.contrasts.setdefault(measure, Contrast()).add(outcome.ended, value)
         else:
             for other in (self.arms[name] for name in self.compared):
                 if other.requests and not other.paused:
-                    other.contrasts.setdefault(measure, Contrast()).add_holdout(outcome.ended, value)
+                    other.contrasts.setdefault(measure, Contrast()).add(outcome.ended, value, of_holdout=True)

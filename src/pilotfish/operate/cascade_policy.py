@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from pilotfish.validation import parsed_toml
 
@@ -47,10 +48,8 @@ class SmallModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def engine_fields(self) -> dict[str, Any]:
-        given = {
-            name: getattr(self, name) for name in self.__struct_fields__ if name not in ("target", "pools", "keys")
-        }
-        return {name: value for name, value in given.items() if value is not None}
+        own = ("target", "pools", "keys")
+        return {name: value for name, value in asdict(self).items() if name not in own and value is not None}
 
 
 class CascadePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

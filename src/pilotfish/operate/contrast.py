@@ -109,14 +109,12 @@ class Contrast(Struct):
     holdout: Moments = field(default_factory=Moments)
     past: PeriodSums = field(default_factory=PeriodSums)
 
-    def add_variant(self, time: float, value: float) -> None:
+    def add(self, time: float, value: float, *, of_holdout: bool = False) -> None:
         """`time` in seconds since the epoch; an earlier one counts in the present period."""
-        self._advance(time)
-        self.variant.add(value)
-
-    def add_holdout(self, time: float, value: float) -> None:
-        self._advance(time)
-        self.holdout.add(value)
+        if (period := int(time // PERIOD)) > self.period:
+            self.past.add(self.variant, self.holdout)
+            self.period, self.variant, self.holdout = period, Moments(), Moments()
+        (self.holdout if of_holdout else self.variant).add(value)
 
     def total(self) -> PeriodSums:
         sums = PeriodSums()
@@ -127,8 +125,3 @@ class Contrast(Struct):
     def merge(self, other: Contrast) -> None:
         """Periods of different servers stay apart: each has its own load."""
         self.past.merge(other.total())
-
-    def _advance(self, time: float) -> None:
-        if (period := int(time // PERIOD)) > self.period:
-            self.past.add(self.variant, self.holdout)
-            self.period, self.variant, self.holdout = period, Moments(), Moments()

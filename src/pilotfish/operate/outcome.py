@@ -13,21 +13,8 @@ DEPTHS = 8
 #: Value of a dimension that does not apply.
 NONE = "none"
 #: Scripts by the first word of their letters' Unicode names; all others count as OTHER_SCRIPT.
-SCRIPTS = {
-    "LATIN": "latin",
-    "CYRILLIC": "cyrillic",
-    "GREEK": "greek",
-    "ARABIC": "arabic",
-    "HEBREW": "hebrew",
-    "DEVANAGARI": "devanagari",
-    "BENGALI": "bengali",
-    "TAMIL": "tamil",
-    "THAI": "thai",
-    "CJK": "han",
-    "HIRAGANA": "kana",
-    "KATAKANA": "kana",
-    "HANGUL": "hangul",
-}
+_ALPHABETS = "latin", "cyrillic", "greek", "arabic", "hebrew", "devanagari", "bengali", "tamil", "thai", "hangul"
+SCRIPTS = {name.upper(): name for name in _ALPHABETS} | {"CJK": "han", "HIRAGANA": "kana", "KATAKANA": "kana"}
 OTHER_SCRIPT = "other"
 
 

@@ -148,7 +148,7 @@ def moments(values: list[float]) -> Moments:
 def contrast(observed: list[tuple[int, bool, float]]) -> Contrast:
     made = Contrast()
     for hour, in_variant, value in sorted(observed, key=lambda one: one[0]):
-        (made.add_variant if in_variant else made.add_holdout)(hour * PERIOD + 1.0, value)
+        made.add(hour * PERIOD + 1.0, value, of_holdout=not in_variant)
     return made
 
 
@@ -208,7 +208,7 @@ def test_merged_contrasts_compare_each_server_with_itself(
 
 def test_what_comes_late_counts_in_the_present_hour() -> None:
     made = contrast([(2, True, 1.0), (2, False, 0.0)])
-    made.add_variant(1 * PERIOD, 3.0)
+    made.add(1 * PERIOD, 3.0)
     assert made.period == 2 and made.total().weighted == pytest.approx(2 / 3 * 2.0)
 
 
@@ -216,9 +216,9 @@ def test_nothing_is_said_until_both_arms_have_enough() -> None:
     made = Contrast()
     for count in range(MINIMUM + 1):
         assert made.total().interval(0.05) is None
-        made.add_variant(0.0, float(count % 2))
+        made.add(0.0, float(count % 2))
         for _ in range(3):
-            made.add_holdout(0.0, float(count % 2))
+            made.add(0.0, float(count % 2), of_holdout=True)
     assert made.total().interval(0.05) is not None
 
 
@@ -231,9 +231,9 @@ def test_pairs_of_single_requests_say_nothing_of_how_much_they_vary() -> None:
 def test_an_arm_that_has_not_seen_something_rare_is_not_taken_for_constant() -> None:
     made = Contrast()
     for request in range(2000):
-        made.add_holdout(0.0, float(request % 100 == 0))
+        made.add(0.0, float(request % 100 == 0), of_holdout=True)
         if request % 15 == 0:
-            made.add_variant(0.0, 0.0)
+            made.add(0.0, 0.0)
     interval = made.total().interval(0.05)
     assert interval is not None and interval.holds(0)
 

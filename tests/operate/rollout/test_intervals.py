@@ -120,8 +120,7 @@ def test_what_is_watched_is_what_a_contrast_says() -> None:
     watched = traffic.make(np.random.default_rng(3), 1)
     looks, contrast, told = watched.looks(ALPHA), Contrast(), 0
     for look, (value, in_variant) in enumerate(zip(watched.values.flat, watched.in_variant.flat, strict=True)):
-        add = contrast.add_variant if in_variant else contrast.add_holdout
-        add(3600.0 * (1 + look // traffic.requests), float(value))
+        contrast.add(3600.0 * (1 + look // traffic.requests), float(value), of_holdout=not in_variant)
         interval = contrast.total().interval(ALPHA)
         assert (interval is None) == np.isinf(looks.radius[0, look])
         if interval is not None:

@@ -130,19 +130,12 @@ class PrefixCache:
         gone = np.concatenate(([-1], np.where(slots == GONE, places[:-1], -1)))
         last_gone = np.maximum.accumulate(gone)  # before each position
         seen = np.maximum(places - self.pool.window + 1, 0) if self.pool.window else 0
-        reusable: NDArray[np.bool_] = last_gone < seen
-        return reusable
+        return np.less(last_gone, seen)
 
     def num_known(self, salt: str | None, tokens: Sequence[int]) -> int:
         """Tokens of the longest known prefix; does not count as use."""
-        wanted, run, known = np.asarray(tokens, np.int64), self._roots.get(salt), 0
-        slots = [NO_SLOTS]
-        while run is not None and known < len(wanted) and (below := run.below.get(int(wanted[known]))) is not None:
-            common = below.common(wanted[known:])
-            known += common
-            slots.append(below.slots[:common])
-            run = below if common == len(below.tokens) else None
-        return len(self._reusable(np.concatenate(slots))) if self.pool.window else known
+        along = self._along(salt, np.asarray(tokens, np.int64))
+        return len(self._reusable(np.concatenate([NO_SLOTS, *(run.slots[:common] for run, common in along)])))
 
     def insert(self, salt: str | None, tokens: Sequence[int], slots: Slots) -> Slots:
         """The owner's slots from now on: the cache's for a known beginning, whose copies are released, else its own."""
@@ -201,7 +194,7 @@ class PrefixCache:
             self._cut(run, min(idle, left))
             left -= min(idle, left)
             if run in runs and left > 0:  # owned, or one below it is: in use
-                self._use(_ancestry(run))
+                self._use(ancestry(run))
         return max(count, 0) - left
 
     def _evict_beginnings_of(self, runs: OrderedDict[CachedRun, None], count: int) -> int:
@@ -231,19 +224,22 @@ class PrefixCache:
 
     @staticmethod
     def path_to(run: CachedRun) -> tuple[Ints, Slots]:
-        path = _ancestry(run)
+        path = ancestry(run)
         return np.concatenate([above.tokens for above in path]), np.concatenate([above.slots for above in path])
 
     def _path(self, salt: str | None, tokens: Ints) -> list[CachedRun]:
         """Runs along `tokens` as far as known; the last is cut in two where `tokens` leave it."""
-        path: list[CachedRun] = []
-        run, at = self._roots.get(salt), 0
+        along = self._along(salt, tokens)
+        return [run if common == len(run.tokens) else self._split(run, common) for run, common in along]
+
+    def _along(self, salt: str | None, tokens: Ints) -> list[tuple[CachedRun, int]]:
+        """Runs along `tokens`, and how many of its tokens each has in common with them: all, but for the last."""
+        found, run, at = list[tuple[CachedRun, int]](), self._roots.get(salt), 0
         while run is not None and at < len(tokens) and (below := run.below.get(int(tokens[at]))) is not None:
             common = below.common(tokens[at:])
-            run = below if common == len(below.tokens) else self._split(below, common)
-            path.append(run)
-            at += common
-        return path
+            found.append((below, common))
+            run, at = below if common == len(below.tokens) else None, at + common
+        return found
 
     def _split(self, run: CachedRun, at: int) -> CachedRun:
         assert run.above is not None
@@ -335,7 +331,7 @@ def _slots_of(path: Sequence[CachedRun]) -> Slots:
     return np.concatenate([run.slots for run in path]) if path else NO_SLOTS
 
 
-def _ancestry(run: CachedRun) -> list[CachedRun]:
+def ancestry(run: CachedRun) -> list[CachedRun]:
     path = [run]
     while (above := path[-1].above) is not None and above.above is not None:
         path.append(above)

@@ -43,8 +43,6 @@ class SlotPool:
         """Take `count` slots, with one owner each; EngineError when fewer are free."""
         if count > self.num_free:
             raise EngineError(f"slots: {count} asked for, {self.num_free} of {self.capacity} free")
-        if not count:
-            return NO_SLOTS
         self.num_free -= count
         slots = self._free[self.num_free : self.num_free + count][::-1].copy()
         self._owners[slots] = 1
@@ -89,8 +87,7 @@ class SlotPool:
         return int(np.count_nonzero(self._owners[slots]))
 
     def unowned(self, slots: Slots) -> NDArray[np.bool_]:
-        unowned: NDArray[np.bool_] = self._owners[slots] == 0
-        return unowned
+        return np.equal(self._owners[slots], 0)
 
     def _push(self, freed: Slots) -> None:
         self._free[self.num_free : self.num_free + len(freed)] = freed

@@ -18,16 +18,7 @@ import msgspec
 
 from pilotfish.core.cache.prefix_keys import KnownPrefixes
 from pilotfish.core.drafting.connected_targets import ConnectedTarget, DraftIdentity
-from pilotfish.core.drafting.draft_sessions import (
-    IDLE,
-    MAX_SESSIONS,
-    MOST_TO_ONE,
-    DraftModel,
-    DraftSession,
-    LevelPart,
-    SessionKey,
-    SessionTable,
-)
+from pilotfish.core.drafting.draft_sessions import IDLE, DraftModel, DraftSession, LevelPart, SessionKey, SessionTable
 from pilotfish.core.drafting.level_choice import LevelChoice, LevelShape
 from pilotfish.core.drafting.messages import (
     CONNECTION,
@@ -234,8 +225,8 @@ class DraftMachine(Listener[ConnectedTarget]):
             mapping = target.unshared, target.vocabulary
             session = DraftSession(key, message, tenant, weight, now, self._model, *mapping)
             self._check_length(len(session.inputs), self._model.longest)
-            if before is None and not self.table.admit(tenant):
-                raise InputError(f"sessions: there are {MAX_SESSIONS} already")
+            if before is None:
+                self.table.admit(tenant)
         except InputError as error:
             if before is not None:
                 self.table.close(before)
@@ -260,8 +251,7 @@ class DraftMachine(Listener[ConnectedTarget]):
         self._targets[peer].cached += tokens
 
     def _check_tokens(self, message: Open, target: ConnectedTarget) -> None:
-        most = self._model.longest * (1 if target.vocabulary is None else MOST_TO_ONE)
-        self._check_length(len(message.tokens), most)
+        self._check_length(len(message.tokens), self._model.most_tokens(target.vocabulary))
         if max(message.tokens, default=0) >= target.unshared.first or not message.tokens:
             raise InputError("tokens: they are none, or not all in the vocabulary that Hello told of")
 

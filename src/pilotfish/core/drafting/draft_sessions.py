@@ -22,7 +22,7 @@ from pilotfish.core.scheduling.executor import ANY_DEPTH
 from pilotfish.core.trees.child_calibration import TenantCalibrations
 from pilotfish.core.trees.lookahead import Lookahead, NewNodes, RerootResult
 from pilotfish.core.trees.tree import Floats, Ints
-from pilotfish.errors import EngineError
+from pilotfish.errors import EngineError, InputError
 
 #: Tokens of a target with another vocabulary for each that its draft can read, at most.
 MOST_TO_ONE = 4
@@ -39,6 +39,10 @@ class DraftModel:
     longest: int  # inputs of a session
     grammars: GrammarSource = no_grammars
     feature_width: int = 0  # of a trained head, else 0
+
+    def most_tokens(self, vocabulary: MappedVocabulary | None) -> int:
+        """Of a session; `vocabulary` is its target's, None: the draft's own."""
+        return self.longest * (1 if vocabulary is None else MOST_TO_ONE)
 
 
 class DraftSession:
@@ -73,8 +77,7 @@ class DraftSession:
         self.vocabulary, self.unshared = vocabulary, unshared
         self.text = None if vocabulary is None else MappedText(vocabulary.map, message.tokens)
         self.opened = len(self.inputs)  # at the Open
-        most = model.longest * (1 if self.text is None else MOST_TO_ONE)
-        self.max_length = min(message.max_length, most)  # in tokens
+        self.max_length = min(message.max_length, model.most_tokens(vocabulary))  # in tokens
         self.longest = model.longest  # in inputs
         self.seed = message.seed
         self.params = message.sampling.params()
@@ -211,16 +214,16 @@ class SessionTable:
     def of(self, target: Peer) -> list[DraftSession]:
         return [session for session in self if session.key.target == target]
 
-    def admit(self, tenant: str) -> bool:
-        """Make room: the tenant with the most sessions loses the one idle longest to a tenant with fewer."""
+    def admit(self, tenant: str) -> None:
+        """Make room: the tenant with the most sessions loses the one idle longest to a tenant with fewer. InputError
+        for others."""
         if len(self) < MAX_SESSIONS:
-            return True
+            return
         counts = Counter(session.tenant for session in self)
         (largest, most), *_ = counts.most_common(1)
         if most <= counts[tenant] + 1:
-            return False
+            raise InputError(f"sessions: there are {MAX_SESSIONS} already")
         self.close(min((s for s in self if s.tenant == largest), key=lambda s: s.touched))
-        return True
 
     def open(self, session: DraftSession) -> int:
         """The number of tokens whose KV is known. A session that it replaces leaves its KV before."""

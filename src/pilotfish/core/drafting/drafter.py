@@ -67,8 +67,12 @@ class CombinedDrafter(Drafter):
         return max(drafter.levels for drafter in self.drafters)
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
-        proposals = zip(*(drafter.propose(requests, limits) for drafter in self.drafters), strict=True)
-        return [_merged(trees, limits.nodes) for trees in proposals]
+        proposals, merged = [drafter.propose(requests, limits) for drafter in self.drafters], list[Guesses]()
+        for tree, *others in zip(*proposals, strict=True):
+            for other in others:
+                tree.merge(other)
+            merged.append(tree.best(limits.nodes))
+        return merged
 
     def expect(self, requests: Sequence[Request]) -> None:
         for drafter in self.drafters:
@@ -93,10 +97,3 @@ class CombinedDrafter(Drafter):
     def close(self, request: Request) -> None:
         for drafter in self.drafters:
             drafter.close(request)
-
-
-def _merged(trees: Sequence[Guesses], most: int) -> Guesses:
-    merged = trees[0]
-    for tree in trees[1:]:
-        merged.merge(tree)
-    return merged.best(most)

@@ -84,8 +84,7 @@ class PoolScore:
 
     def calibrated(self, scores: Sequence[float]) -> list[float]:
         """Log of the measured chance that its nodes of these scores are accepted."""
-        chances: list[float] = np.log(self.calibration.chances(np.array(scores))).tolist()
-        return chances
+        return list(map(float, np.log(self.calibration.chances(np.array(scores)))))
 
 
 @dataclass
@@ -213,12 +212,6 @@ class SessionState(Enum):
     LOST = auto()  # its pool cannot follow it; the next request for a tree opens it there anew
 
 
-@dataclass(frozen=True)
-class _Opened:
-    peer: Peer
-    at: float
-
-
 @dataclass
 class RemoteSession:
     number: int
@@ -238,7 +231,7 @@ class RemoteSession:
     read: int = 0  # tokens that the pool says it has read
     parked: float | None = None  # since when the pool has no room for it
     verified: list[PushedNode] = field(default_factory=list)  # in the last step
-    _opened: deque[_Opened] = field(default_factory=lambda: deque(maxlen=64))
+    _opened: deque[tuple[Peer, float]] = field(default_factory=lambda: deque(maxlen=64))  # with whom, and when
 
     @property
     def growing(self) -> bool:
@@ -254,7 +247,7 @@ class RemoteSession:
         return OTHER if self.pool is None else self.pool.name
 
     def may_open(self, pool: DraftPool, now: float) -> bool:
-        lately = sum(one.peer == pool.peer and now - one.at < PERIOD for one in self._opened)
+        lately = sum(peer == pool.peer and now - at < PERIOD for peer, at in self._opened)
         return lately < MOST_OPENED
 
     def open_with(self, pool: DraftPool, now: float) -> None:
@@ -262,7 +255,7 @@ class RemoteSession:
         self.state, self.pool, self.opened = SessionState.GROWING, pool, now
         self.generation, self.pushes, self.unsent = self.generation + 1, 0, 0
         self.features_sent, self.read, self.parked = 0, 0, None
-        self._opened.append(_Opened(pool.peer, now))
+        self._opened.append((pool.peer, now))
 
     def feedback(self, tokens: Sequence[int]) -> TreeFeedback | None:
         """The fate of its nodes in the step that commits `tokens`, or None. Ask before its copy commits them."""

@@ -185,7 +185,7 @@ class HandOverMachine(Dialer[PrefillPool]):
         elif outcome in _FAULTS:
             pool.failed(now)
         if outcome in (LATE, STALLED):
-            pool.slow(handover.report)
+            pool.exposed.lose(handover.report.seconds)
         self._send(pool, Release(incoming.number))
 
     # -- whoever does the work
@@ -244,7 +244,8 @@ class HandOverMachine(Dialer[PrefillPool]):
 
     def lost(self, pool: PrefillPool, reason: str) -> None:
         if pool.welcome is not None:
-            pool.lost(reason)
+            pool.lose(reason)
+            pool.leaves()
             self._end_life(pool)
 
     def _end_life(self, pool: PrefillPool) -> None:
@@ -266,10 +267,9 @@ class HandOverMachine(Dialer[PrefillPool]):
                 pool.refuses(message.reason, now)
             case PrefillLoad():
                 pool.heard(message, now)
-            case SegmentReady():
-                self._announced(pool, message.reference, now)
             case _:
-                incoming = self._incoming.get(message.handover)
+                number = message.reference.handover if isinstance(message, SegmentReady) else message.handover
+                incoming = self._incoming.get(number)
                 if incoming is not None and incoming.pool is pool and not incoming.outcome:
                     self._heard_of(incoming, message, now)
 
@@ -283,10 +283,8 @@ class HandOverMachine(Dialer[PrefillPool]):
         pool.begins_life(welcome)
         self.work.append(OpenMemory(pool, welcome))
 
-    def _announced(self, pool: PrefillPool, reference: SegmentReference, now: float) -> None:
-        incoming = self._incoming.get(reference.handover)
-        if incoming is None or incoming.pool is not pool or incoming.outcome:
-            return
+    def _announced(self, incoming: Incoming, reference: SegmentReference, now: float) -> None:
+        pool = incoming.pool
         assert pool.welcome is not None  # or nothing were under way there
         if not reference.authentic(pool.welcome.mac_key):
             self.refuse(incoming, "forged", now)
@@ -301,10 +299,10 @@ class HandOverMachine(Dialer[PrefillPool]):
             else:
                 self.work.append(ReadSegment(incoming, reference))
 
-    def _heard_of(
-        self, incoming: Incoming, message: SegmentBytes | SegmentGone | OrderDone | OrderFailed, now: float
-    ) -> None:
+    def _heard_of(self, incoming: Incoming, message: FromPrefill, now: float) -> None:
         match message:
+            case SegmentReady():
+                self._announced(incoming, message.reference, now)
             case SegmentBytes():
                 self._received(incoming, message, now)
             case SegmentGone():

@@ -36,16 +36,7 @@ from pilotfish.core.prefilling.prefill_messages import (
     ToPrefill,
     Welcome,
 )
-from pilotfish.core.prefilling.prefill_orders import (
-    EXPIRED,
-    FAILED,
-    GONE,
-    RELEASED,
-    OrderingTarget,
-    PlacedSegment,
-    TakenOrder,
-    Turns,
-)
+from pilotfish.core.prefilling.prefill_orders import OrderEnding, OrderingTarget, PlacedSegment, TakenOrder, Turns
 from pilotfish.core.prefilling.segments import SegmentReference
 
 #: Leases of silence after which a target is forgotten.
@@ -75,7 +66,7 @@ class PrefillLimits:
 class PrefillCounts:
     orders: int = 0
     refused: int = 0
-    ended: dict[str, int] = field(default_factory=lambda: dict.fromkeys((RELEASED, EXPIRED, FAILED, GONE), 0))
+    ended: dict[OrderEnding, int] = field(default_factory=lambda: dict.fromkeys(OrderEnding, 0))
     malformed: int = 0  # frames
 
 
@@ -107,7 +98,7 @@ class PrefillMachine(Listener[OrderingTarget]):
     def tick(self, now: float) -> None:
         for order in self.orders:
             if now > order.expires:
-                self._end(order, EXPIRED, now)
+                self._end(order, OrderEnding.EXPIRED, now)
             elif order.held and now - order.moved > self.welcome.lease:
                 self.fail(order, "its segments were not taken in time", now)
         for peer, target in list(self._targets.items()):
@@ -120,10 +111,10 @@ class PrefillMachine(Listener[OrderingTarget]):
 
     def _forget(self, peer: Peer, now: float) -> None:
         for order in list(self._targets[peer].orders.values()):
-            self._end(order, GONE, now)
+            self._end(order, OrderEnding.GONE, now)
         del self._targets[peer]
 
-    def _end(self, order: TakenOrder, outcome: str, now: float) -> None:
+    def _end(self, order: TakenOrder, outcome: OrderEnding, now: float) -> None:
         target = self._targets[order.peer]
         del target.orders[order.handover]
         if order in target.waiting:
@@ -157,7 +148,7 @@ class PrefillMachine(Listener[OrderingTarget]):
                 self._taken(target, message, now)
             case Release():
                 if (order := target.orders.get(message.handover)) is not None:
-                    self._end(order, RELEASED, now)
+                    self._end(order, OrderEnding.RELEASED, now)
 
     def malformed(self, peer: Peer, reason: str) -> None:
         self.counts.malformed += 1
@@ -271,7 +262,7 @@ class PrefillMachine(Listener[OrderingTarget]):
     def fail(self, order: TakenOrder, reason: str, now: float) -> None:
         if order.live:
             self._send(order.peer, OrderFailed(order.handover, reason[:MAX_TEXT]))
-            self._end(order, FAILED, now)
+            self._end(order, OrderEnding.FAILED, now)
 
     # -- segments
 
@@ -335,4 +326,4 @@ class PrefillMachine(Listener[OrderingTarget]):
                 self._places.free(reference.place)
                 order.moved = now
         if not order.held and not order.unsent:
-            self._end(order, RELEASED, now)
+            self._end(order, OrderEnding.RELEASED, now)

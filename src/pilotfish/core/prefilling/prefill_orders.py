@@ -7,14 +7,18 @@ segments                 [ of tokens from `first` on, layer by layer, as soon as
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.peers.peer import GreetedTarget
 from pilotfish.core.prefilling.prefill_messages import PrefillOrder
 from pilotfish.core.prefilling.segments import SegmentReference, sequence_digest
 
-#: How an order may end.
-RELEASED, EXPIRED, FAILED, GONE = "released", "expired", "failed", "gone"
+
+class OrderEnding(StrEnum):
+    """How an order may end."""
+
+    RELEASED, EXPIRED, FAILED, GONE = "released", "expired", "failed", "gone"
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class TakenOrder:
         self.segments, self.size = 0, 0  # so far, and their bytes
         self.held: dict[int, SegmentReference] = {}  # by number: those that the target has not taken
         self.fetched: set[int] = set()
-        self.outcome = ""  # of the words above; "": it lives
+        self.outcome = ""  # an OrderEnding; "": it lives
 
     @property
     def live(self) -> bool:

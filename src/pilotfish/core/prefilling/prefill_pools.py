@@ -133,11 +133,8 @@ class PrefillPool(DialedPool):
         return True
 
     def same_life(self, welcome: Welcome) -> bool:
-        return self.welcome is not None and (welcome.mac_key, welcome.shared_memory, welcome.remote_memory) == (
-            self.welcome.mac_key,
-            self.welcome.shared_memory,
-            self.welcome.remote_memory,
-        )
+        names = ("mac_key", "shared_memory", "remote_memory")
+        return self.welcome is not None and all(getattr(welcome, n) == getattr(self.welcome, n) for n in names)
 
     def begins_life(self, welcome: Welcome) -> None:
         self.ready, self.welcome, self.load = False, welcome, None
@@ -157,10 +154,6 @@ class PrefillPool(DialedPool):
         self.leaves()
         self.refusal = reason
 
-    def lost(self, reason: str) -> None:
-        self.lose(reason)
-        self.leaves()
-
     def leaves(self) -> None:
         self.ready, self.welcome, self.load = False, None, None
 
@@ -176,9 +169,6 @@ class PrefillPool(DialedPool):
             self._left_alone_until = now + seconds
             if self._failures == MAX_FAILURES:
                 self.warn(f"{self.name} is left alone: {MAX_FAILURES} hand-overs failed one after the other")
-
-    def slow(self, report: HandOverReport) -> None:
-        self.exposed.lose(report.seconds)
 
     def ended(self, report: HandOverReport) -> None:
         self.totals.setdefault(report.transport, HandOverTotals()).add(report)

@@ -5,7 +5,7 @@ target                                                       server
                                     numbered; after a gap the server asks for all
 """
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import TypeAlias
 
@@ -51,17 +51,12 @@ class HeldPrefixes:
         self._keys -= gone
         self._untold ^= gone
 
-    @property
-    def now(self) -> Set[RoutingKey]:
-        return self._keys
-
     def changes(self) -> Held | None:
         if not self._untold:
             return None
         self._sequence += 1
-        added, self._untold = self._untold & self._keys, self._untold
-        removed, self._untold = self._untold - added, set()
-        return Held(self._sequence, list(added), list(removed))
+        untold, self._untold = self._untold, set()
+        return Held(self._sequence, list(untold & self._keys), list(untold - self._keys))
 
     def whole(self) -> Held:
         """For a server that begins to follow: all that was told so far."""

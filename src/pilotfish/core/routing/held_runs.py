@@ -9,7 +9,7 @@ next row sees.
 
 from collections.abc import Iterator
 
-from pilotfish.core.cache.prefix_cache import CachedRun, PrefixCache, RunWatcher
+from pilotfish.core.cache.prefix_cache import CachedRun, PrefixCache, RunWatcher, ancestry
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, Key, prefix_keys, root_key
 from pilotfish.core.routing.held_prefixes import ROUTING_KEY_BYTES, HeldPrefixes
 
@@ -72,10 +72,8 @@ class HeldRuns(RunWatcher):
 
 
 def _pages(run: CachedRun) -> int:
-    begin, above = 0, run.above
-    while above is not None:
-        begin, above = begin + len(above.tokens), above.above
-    return (begin + len(run.tokens)) // OBJECT_TOKENS - begin // OBJECT_TOKENS
+    end = sum(len(one.tokens) for one in ancestry(run))
+    return end // OBJECT_TOKENS - (end - len(run.tokens)) // OBJECT_TOKENS
 
 
 def _short(keys: list[Key]) -> list[bytes]:

@@ -55,8 +55,6 @@ class _Seen:
                 new[token] = new.get(token, 0) + 1
             else:
                 counts[place] += 1
-        if not new:
-            return self.tokens, counts
         tokens, times = _int_arrays(new)
         return np.concatenate((self.tokens, tokens)), np.concatenate((counts, times))
 

@@ -235,17 +235,11 @@ class Lookahead(LivingTree):
         self.open.sort()
 
     def outcomes(self, tokens: Sequence[int]) -> list[ChildOutcome]:
-        found, node = list[ChildOutcome](), self.root
-        for depth, token in enumerate(tokens, 1):
-            below = self._children.get(node)
-            if not below:
-                break
-            chances = [self._scores[child] - self._scores[node] for child in below.values()]
-            child = below.get(token)
-            found.append(ChildOutcome(depth, chances, -1 if child is None else list(below).index(token)))
-            if child is None:
-                break
-            node = child
+        found, path = list[ChildOutcome](), [self.root, *self.follow(tokens)]
+        for depth, (node, token) in enumerate(zip(path, tokens, strict=False), 1):
+            if below := self._children.get(node):
+                chances = [self._scores[child] - self._scores[node] for child in below.values()]
+                found.append(ChildOutcome(depth, chances, list(below).index(token) if token in below else -1))
         return found
 
     def commit(self, tokens: Sequence[int]) -> RerootResult:

@@ -46,7 +46,7 @@ def _on_openvino(config: DraftConfig, tokenizer: Any) -> LogitsExecutor:
 
     model, device = config.model, config.backend_device or "CPU"
     given = min(len(tokenizer), load_config(model.target).vocab_size)
-    return OpenVINOExecutor(model.target, device, _dtype(config), _slots(config), model.num_threads, given)
+    return OpenVINOExecutor(model.target, device, _dtype(config), model.kv_slots or SLOTS, model.num_threads, given)
 
 
 def _on_llama_cpp(config: DraftConfig, tokenizer: Any) -> LogitsExecutor:
@@ -56,7 +56,7 @@ def _on_llama_cpp(config: DraftConfig, tokenizer: Any) -> LogitsExecutor:
     if device not in ("cpu", "gpu"):
         raise ParameterError("backend_device", device, "cpu or gpu: that which llama.cpp was built for")
     options: dict[str, bool] = {"on_gpu": device == "gpu", "wide_kv": _dtype(config) == "float32"}
-    slots, threads, given = _slots(config), config.model.num_threads, len(tokenizer)
+    slots, threads, given = config.model.kv_slots or SLOTS, config.model.num_threads, len(tokenizer)
     if not config.is_gguf:
         given = min(given, load_config(config.model.target).vocab_size)
         return LlamaCppExecutor(_converted(config), slots, threads, given, **options)
@@ -82,7 +82,3 @@ def _dtype(config: DraftConfig) -> str:
 
 def _on_cpu(config: DraftConfig) -> bool:
     return config.backend_device in ("", "cpu", "CPU")
-
-
-def _slots(config: DraftConfig) -> int:
-    return config.model.kv_slots or SLOTS

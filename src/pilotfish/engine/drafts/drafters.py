@@ -1,4 +1,5 @@
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -24,31 +25,21 @@ from pilotfish.workers.ngram import NgramDrafter
 from pilotfish.workers.suffix import ResponseCache, SuffixDrafter
 
 
+@dataclass(eq=False, repr=False)
 class Drafters:
-    draft_executor: TorchExecutor  # of a draft model in this process, if there is one
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        target: TorchExecutor,
-        tokenizer: Any,
-        grammars: GrammarThreads,
-        remote: RemoteDrafts | None,
-        head: HeadFiles | None,
-        pacer: Callable[[], Pacer | None],
-    ) -> None:
-        self._config = config
-        self._target = target
-        self._tokenizer = tokenizer
-        self._grammars = grammars
-        self._remote = remote
-        self._head = head  # until its executor is made
-        self._pacer = pacer
+    config: EngineConfig
+    target: TorchExecutor
+    tokenizer: Any
+    grammars: GrammarThreads
+    remote: RemoteDrafts | None
+    head: HeadFiles | None  # until its executor is made
+    pacer: Callable[[], Pacer | None]
+    draft_executor: TorchExecutor = field(init=False)  # of a draft model in this process, if there is one
 
     def make(self, kinds: Sequence[DrafterKind], width: int = 0) -> Drafter:
         if not kinds:
             return NoDrafter()
-        config = self._config
+        config = self.config
         makers: dict[DrafterKind, Callable[[], Drafter]] = {
             "lm": partial(self.make_lm, width) if config.mode == "sync" else self._make_remote,
             "ngram": lambda: NgramDrafter(config.ngram_max, config.ngram_min),
@@ -60,7 +51,7 @@ class Drafters:
     def make_lm(self, width: int = 0, children: int = 4) -> LMDrafter:
         """Levels have `width` rows (0: as configured), each with `children`. All drafters of one engine write into the
         same slots: while one has sessions, or a prefix cache, it is the only one in use."""
-        return self._lm_drafter(width or self._config.width, children)
+        return self._lm_drafter(width or self.config.width, children)
 
     @cached_property
     def _lm_drafter(self) -> Callable[[int, int], LMDrafter]:
@@ -70,45 +61,45 @@ class Drafters:
             LMDrafter,
             executor,
             unshared=unshared,
-            pacer=self._pacer(),
-            prefix_cache=self._config.prefix_cache,
-            grammars=self._grammars.pending,
-            masks=self._grammars.masks,
-            source=self._target if self._drafts_with_head else None,
+            pacer=self.pacer(),
+            prefix_cache=self.config.prefix_cache,
+            grammars=self.grammars.pending,
+            masks=self.grammars.masks,
+            source=self.target if self._drafts_with_head else None,
         )
 
     @property
     def _drafts_with_head(self) -> bool:
-        return self._config.draft is not None and self._config.draft == self._config.features
+        return self.config.draft is not None and self.config.draft == self.config.features
 
     def _load_draft(self) -> tuple[Executor, frozenset[int]]:
-        config = self._config
+        config = self.config
         assert config.draft is not None  # EngineConfig checks it
         tokenizer = self._read_draft(config.draft)
-        unshared = added_tokens(tokenizer).keys() - added_tokens(self._tokenizer).keys()
-        loaded, vocab_size = load_configured(config, config.draft), self._target.vocab_size
-        self.draft_executor = TorchExecutor(loaded, self._target.num_slots, vocab_size=vocab_size)
+        unshared = added_tokens(tokenizer).keys() - added_tokens(self.tokenizer).keys()
+        loaded, vocab_size = load_configured(config, config.draft), self.target.vocab_size
+        self.draft_executor = TorchExecutor(loaded, self.target.num_slots, vocab_size=vocab_size)
         return self.draft_executor, frozenset(unshared)
 
     def _read_draft(self, draft: Path) -> Any:
-        note_reach("draft", draft, load_config(draft).context, self._target.context)
-        return load_draft_tokenizer(draft, self._config.target, self._tokenizer)
+        note_reach("draft", draft, load_config(draft).context, self.target.context)
+        return load_draft_tokenizer(draft, self.config.target, self.tokenizer)
 
     def _load_head(self) -> tuple[Executor, frozenset[int]]:
-        assert self._head is not None  # as in mode sync
-        model, slots = self._target.model, self._target.num_slots
-        files = sharing(self._head, model)
-        self._head = None
-        setup = HeadSetup(model.device, model.dtype, slots, self._config.eager, self._target.vocab_size)
+        assert self.head is not None  # as in mode sync
+        model, slots = self.target.model, self.target.num_slots
+        files = sharing(self.head, model)
+        self.head = None
+        setup = HeadSetup(model.device, model.dtype, slots, self.config.eager, self.target.vocab_size)
         return files.executor(setup), frozenset()
 
     def _make_remote(self) -> RemoteDrafter:
-        config = self._config
+        config = self.config
         if config.draft is not None and config.starts_drafts and not self._drafts_with_head:
             self._read_draft(config.draft)
-        assert self._remote is not None  # as in every mode async
-        vocab_size, tap = self._target.vocab_size, self._target.tap
+        assert self.remote is not None  # as in every mode async
+        vocab_size, tap = self.target.vocab_size, self.target.tap
         if tap is None:
-            return self._remote.connect(self._tokenizer, vocab_size)
+            return self.remote.connect(self.tokenizer, vocab_size)
         offer = FeatureOffer(tap.digest, tap.width, config.feature_dtype)
-        return self._remote.connect(self._tokenizer, vocab_size, self._target, offer)
+        return self.remote.connect(self.tokenizer, vocab_size, self.target, offer)

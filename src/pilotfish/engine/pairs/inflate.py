@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from huggingface_hub import save_torch_state_dict
+from safetensors.torch import load_file
 from torch import Tensor
 
 from pilotfish.config.cache import cache_folder, made_once
@@ -51,7 +52,8 @@ def _write(made: Path, directory: Path, config: Mapping[str, int], weights: dict
     shutil.copytree(directory, made, ignore=shutil.ignore_patterns("*.safetensors*", "README.md"))
     (made / "config.json").write_text(json.dumps(config, indent=2))
     ffn, generator = config["intermediate_size"], torch.Generator().manual_seed(SEED)
-    _save(made, {name: _grow(name, tensor, ffn, generator) for name, tensor in sorted(weights.items())})
+    grown = {name: _grow(name, tensor, ffn, generator) for name, tensor in sorted(weights.items())}
+    save_torch_state_dict(grown, made, max_shard_size=SHARD_BYTES)
 
 
 def _grow(name: str, tensor: Tensor, ffn: int, generator: torch.Generator) -> Tensor:
@@ -63,21 +65,6 @@ def _grow(name: str, tensor: Tensor, ffn: int, generator: torch.Generator) -> Te
         zeros = torch.zeros(tensor.shape[0], ffn - tensor.shape[1], dtype=torch.bfloat16)
         return torch.cat([tensor.bfloat16(), zeros], dim=1)
     return tensor.bfloat16()
-
-
-def _save(directory: Path, weights: dict[str, Tensor]) -> None:
-    shards: list[dict[str, Tensor]] = [{}]
-    for name, tensor in weights.items():
-        if shards[-1] and sum(one.nbytes for one in shards[-1].values()) + tensor.nbytes > SHARD_BYTES:
-            shards.append({})
-        shards[-1][name] = tensor.contiguous()
-    places: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        save_file(shard, directory / file, metadata={"format": "pt"})
-        places |= dict.fromkeys(shard, file)
-    index = {"metadata": {"total_size": sum(tensor.nbytes for tensor in weights.values())}, "weight_map": places}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
 
 
 def _digest(directory: Path) -> str:

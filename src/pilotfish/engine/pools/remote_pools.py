@@ -141,13 +141,12 @@ class FollowedMembers:
     ) -> None:
         """Returns when the pools that the file names now serve, or time is up. None: the target uses no such pools."""
         self._drafts, self._prefills = drafts, prefills
-        for unused, role in ((file.members.draft_pools, "draft"), (file.members.prefill_pools, "prefill")):
-            if unused and (drafts if role == "draft" else prefills) is None:
-                logger.info("members: %s pools are of no use to this target", role)
         self._take_in(file.members)
-        for pools in (drafts, prefills):
+        for role, pools in (("draft", drafts), ("prefill", prefills)):
             if pools is not None:
                 pools.wait(optional=True)
+            elif getattr(file.members, f"{role}_pools"):
+                logger.info("members: %s pools are of no use to this target", role)
         self._thread = MembersThread(file, self._take_in)
 
     def _take_in(self, members: Members) -> None:

@@ -404,13 +404,9 @@ def members_of(server: ServerConfig, insecure: bool) -> list[Member]:
     keys = load_target_keys(server.target_key, server.target_pool_key, len(server.target_pool), "target")
     for endpoint, known in zip(server.target_pool, keys, strict=True):
         check_spelling("target_pool", endpoint)
-        _refuse_open(endpoint, known is not None or insecure)
+        try:
+            where = dialled_endpoint("target_pool", endpoint)
+        except ParameterError:  # its host has no address yet; it is looked at again when it has one
+            continue
+        check_private("target_pool", endpoint, where, known is not None or insecure)
     return [Member(e, "" if k is None else k.pool) for e, k in zip(server.target_pool, keys, strict=True)]
-
-
-def _refuse_open(endpoint: str, allowed: bool) -> None:
-    try:
-        where = dialled_endpoint("target_pool", endpoint)
-    except ParameterError:  # its host has no address yet; it is looked at again when it has one
-        return
-    check_private("target_pool", endpoint, where, allowed)

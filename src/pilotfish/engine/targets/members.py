@@ -6,9 +6,7 @@ A writer of the file decides where prompts are sent, so its owner must guard it.
 """
 
 import logging
-import os
 import stat
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -18,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from pilotfish.errors import InputError, ParameterError
+from pilotfish.files import write_whole
 from pilotfish.wire.curve_keys import KeyPair, TargetKeys, public_key
 from pilotfish.wire.endpoints import check_spelling
 
@@ -78,15 +77,8 @@ class Members(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 def write_members(path: Path, members: Members) -> None:
-    """Atomic."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(members))
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    """Atomic. For one writer at a time."""
+    write_whole(path, msgspec.json.encode(members))
 
 
 class MembersFile:

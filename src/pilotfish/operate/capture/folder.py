@@ -10,7 +10,6 @@ DIR/9c0e…/1764100000000-0.rows    those from this millisecond on, of an hour a
 Directories have mode 0700 and files 0600. Readers and removers need no lock: the writer opens a file for each row, and
 begins another one where it is gone."""
 
-import fcntl
 import hashlib
 import hmac
 import logging
@@ -26,6 +25,7 @@ from pathlib import Path
 import msgspec
 
 from pilotfish.errors import ParameterError
+from pilotfish.files import SAFELY, read_start, try_lock, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +34,6 @@ DAMAGED = ".damaged"
 FORMAT_VERSION = 1
 FIELD = "capture"
 SALT_BYTES = 32
-#: Flags: links and pipes are not followed or waited for, and children do not inherit the file.
-SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 #: Files allowed in a folder without a manifest.
 _BEFORE_MANIFEST = {
     *(LOCK, SALT, f"{SALT}.tmp", f"{SALT}{DAMAGED}", f"{SALT}{DAMAGED}.tmp", f"{MANIFEST}.tmp", f"{MANIFEST}{DAMAGED}")
@@ -118,11 +116,7 @@ def _is_ours(path: Path) -> bool:
 
 def read_salt(path: Path) -> bytes:
     """OSError where it is missing, ParameterError where it is not ours."""
-    descriptor = os.open(path / SALT, os.O_RDONLY | SAFELY)
-    try:
-        salt = os.read(descriptor, SALT_BYTES + 1)
-    finally:
-        os.close(descriptor)
+    salt = read_start(path / SALT, SALT_BYTES + 1)
     if len(salt) != SALT_BYTES:
         raise ParameterError(FIELD, str(path), f"{_OURS}; the salt of this one is damaged")
     return salt
@@ -151,6 +145,12 @@ def partitions(path: Path) -> list[Path]:
     return sorted(path / entry.name for entry in found if entry.is_dir(follow_symlinks=False))
 
 
+def remove(file: CaptureFile) -> None:
+    file.path.unlink(missing_ok=True)
+    with suppress(OSError):  # it holds others, or a server has begun another one
+        file.path.parent.rmdir()
+
+
 def row_file(parent: Path, time: float, number: int) -> Path:
     return parent / f"{int(time * 1000):013d}-{number}.rows"
 
@@ -167,11 +167,9 @@ def _files(parent: Path) -> Iterator[CaptureFile]:
 
 def _locked(path: Path) -> int:
     descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | SAFELY, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+    if not try_lock(descriptor):
         os.close(descriptor)
-        raise ParameterError(FIELD, str(path), "a folder that no other server writes into") from error
+        raise ParameterError(FIELD, str(path), "a folder that no other server writes into")
     return descriptor
 
 
@@ -180,10 +178,10 @@ def _salt(path: Path) -> bytes:
         return read_salt(path)
     except (FileNotFoundError, ParameterError):
         if partitions(path):
-            _write_once(path / (SALT + DAMAGED), b"")
+            write_whole(path / (SALT + DAMAGED), b"")
             logger.warning("capture: %s: its salt is damaged; of rows until now nobody can tell whose they are", path)
     salt = secrets.token_bytes(SALT_BYTES)
-    _write_once(path / SALT, salt)
+    write_whole(path / SALT, salt)
     return salt
 
 
@@ -191,18 +189,7 @@ def _begin_manifest(path: Path) -> None:
     if (path / MANIFEST).exists():
         (path / MANIFEST).rename(path / (MANIFEST + DAMAGED))
         logger.warning("capture: %s: its %s is damaged; it is written anew", path, MANIFEST)
-    _write_once(path / MANIFEST, msgspec.json.encode(_CaptureManifest(FORMAT_VERSION)))
-
-
-def _write_once(path: Path, contents: bytes) -> None:
-    unfinished = path.with_name(f"{path.name}.tmp")
-    unfinished.unlink(missing_ok=True)
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(contents)
-        file.flush()
-        os.fsync(descriptor)
-    unfinished.rename(path)
+    write_whole(path / MANIFEST, msgspec.json.encode(_CaptureManifest(FORMAT_VERSION)))
 
 
 @contextmanager

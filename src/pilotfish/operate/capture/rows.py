@@ -36,10 +36,6 @@ class CapturedRow(Struct, frozen=True, kw_only=True):
     def output_tokens(self) -> NDArray[np.uint32]:
         return np.frombuffer(self.output, _TOKEN)
 
-    @property
-    def tokens(self) -> int:
-        return (len(self.prompt) + len(self.output)) // _TOKEN.itemsize
-
 
 _decoder = msgspec.msgpack.Decoder(CapturedRow)
 

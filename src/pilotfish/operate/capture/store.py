@@ -4,10 +4,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from pilotfish.errors import ParameterError
-from pilotfish.operate.capture.folder import SAFELY, CaptureFile, ClaimedFolder, found_rows, read_salt, row_file
+from pilotfish.files import SAFELY, write_all
+from pilotfish.operate.capture.folder import ClaimedFolder, found_rows, read_salt, remove, row_file
 from pilotfish.operate.capture.rows import CapturedRow, framed
 
 #: Limits of a file, in bytes and time: a row beyond them begins another file.
@@ -62,7 +64,7 @@ class CaptureStore:
         end = self._clock() - self._retention.seconds
         for file in files:
             if file.begun <= end:
-                self._remove(file)
+                remove(file)
         self._bytes = sum(file.size for file in files if file.begun > end)
         self._make_room(0)
 
@@ -76,30 +78,21 @@ class CaptureStore:
         for file in files:
             if left <= most:
                 break
-            self._remove(file)
+            remove(file)
             left -= file.size
         self._bytes = left
-
-    def _remove(self, file: CaptureFile) -> None:
-        file.path.unlink(missing_ok=True)
-        with suppress(OSError):  # it holds others
-            file.path.parent.rmdir()
 
     def _begin(self, partition: str, time: float) -> _OpenFile:
         """OSError where the folder is no longer the one that was claimed."""
         self._check_salt()
         parent = self._folder.path / partition
         parent.mkdir(mode=0o700, exist_ok=True)
-        number = 0
-        while True:
-            path = row_file(parent, time, number)
-            try:
+        for path in (row_file(parent, time, number) for number in count()):
+            with suppress(FileExistsError):
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY, 0o600))
-            except FileExistsError:
-                number += 1
-                continue
-            self._current[partition] = _OpenFile(path, int(time * 1000) / 1000)
-            return self._current[partition]
+                break
+        self._current[partition] = _OpenFile(path, int(time * 1000) / 1000)
+        return self._current[partition]
 
     def _check_salt(self) -> None:
         """A client could not purge partitions of another salt."""
@@ -122,9 +115,7 @@ def _append(path: Path, data: bytes) -> None:
     try:
         size = os.fstat(descriptor).st_size
         try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
+            write_all(descriptor, memoryview(data))
         except OSError:
             with suppress(OSError):
                 os.ftruncate(descriptor, size)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ from pilotfish.operate.capture.folder import (
     partitions,
     read_salt,
     refusing,
+    remove,
     untold_until,
 )
 from pilotfish.operate.capture.rows import CapturedRow, rows_of
@@ -95,8 +95,5 @@ def purge_rows(path: Path) -> PurgedRows:
 def _purge(files: Iterable[CaptureFile]) -> PurgedRows:
     gone = list(files)
     for file in gone:
-        file.path.unlink(missing_ok=True)
-    for parent in {file.path.parent for file in gone}:
-        with suppress(OSError):  # a server has begun another file
-            parent.rmdir()
+        remove(file)
     return PurgedRows(len(gone), sum(file.size for file in gone))

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from itertools import zip_longest
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from pilotfish.operate.contrast import Count
 from pilotfish.operate.outcome import RequestOutcome
@@ -33,8 +34,7 @@ class CellKey(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, outcome: RequestOutcome) -> CellKey:
-        cohort = outcome.cohort
-        values = {name: sys.intern(getattr(cohort, name)) for name in cohort.__struct_fields__}
+        values = {name: sys.intern(value) for name, value in asdict(outcome.cohort).items()}
         return cls(variant=sys.intern(outcome.variant), **values)
 
 

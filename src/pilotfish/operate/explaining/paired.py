@@ -7,9 +7,10 @@ from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
-from pilotfish.operate.explaining.cohorts import BY_DEPTH, SUMS, Cell, CellKey
+from pilotfish.operate.explaining.cohorts import BY_DEPTH, DIMENSIONS, SUMS, Cell, CellKey
 from pilotfish.operate.explaining.decomposition import Decomposition, Floats, Portions, product_effects
 from pilotfish.operate.outcome import DEPTHS
 
@@ -94,9 +95,7 @@ class PairedCells:
     @classmethod
     def of(cls, before: Sequence[Cell], after: Sequence[Cell]) -> PairedCells:
         keys = list(dict.fromkeys(cell.key for cell in (*before, *after)))
-        names = CellKey.__struct_fields__
-        values = [tuple(getattr(key, name) for name in names) for key in keys]
-        return cls(values, names, CellSums.of(keys, before), CellSums.of(keys, after))
+        return cls([astuple(key) for key in keys], DIMENSIONS, CellSums.of(keys, before), CellSums.of(keys, after))
 
     def by(self, *dimensions: str) -> PairedCells:
         columns = [[key[place] for key in self.keys] for place in map(self.dimensions.index, dimensions)]
