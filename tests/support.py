@@ -4,7 +4,9 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,20 +169,41 @@ def native_model(directory: Path, dtype: torch.dtype = torch.float32, kv_dtype: 
     return load_model(directory, dtype, torch.device("cpu"), eager=False, kv_dtype=kv_dtype)
 
 
-# -- engines
+# -- threads and time
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+@contextmanager
+def running(work: Callable[[], object], stop: Callable[[], object]) -> Iterator[None]:
+    """`work` runs in a thread, until the end, when `stop` has it return; what it raises is raised there."""
+    with ThreadPoolExecutor(1) as threads:
+        result = threads.submit(work)
+        try:
+            yield
+        finally:
+            stop()
+    result.result()
+
+
+def eventually(
+    holds: Callable[[], object],
+    seconds: float = 30.0,
+    pause: float = 0.002,
+    told: Callable[[], object] = lambda: "what the test waits for",
+) -> None:
+    """`told`: what is said where it does not come."""
     deadline = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+        assert time.monotonic() < deadline, told()
+        time.sleep(pause)
 
 
 async def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not holds():
             await asyncio.sleep(0.005)
+
+
+# -- engines
 
 
 def settle(tiers: KVTiers) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from support import write_tokenizer
+from support import running, write_tokenizer
 from workers import LOAD, endpoint_in
 
 from pilotfish.cli import main
@@ -70,13 +70,8 @@ def answering(endpoint: str, answer: bytes, own: KeyPair | None = None) -> Itera
                 if router.poll(20):
                     router.send_multipart([router.recv_multipart()[0], answer])
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
+    with running(serve, stopped.set):
         yield
-    finally:
-        stopped.set()
-        thread.join()
 
 
 @pytest.fixture

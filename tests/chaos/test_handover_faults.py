@@ -34,7 +34,8 @@ from handovers import (
 from inline_prefills import arena_of, assert_nothing_left
 from msgspec.structs import replace
 from sizes import sized
-from workers import LIMIT, eventually
+from support import eventually
+from workers import LIMIT
 
 from pilotfish.core.peers import peer as peers
 from pilotfish.core.peers.fields import Peer

@@ -8,8 +8,8 @@ from time import sleep
 
 import pytest
 from sizes import in_soak, sized
-from support import assert_idle, make_engine, write_model, write_tokenizer
-from workers import LIMIT, PARAMS, PROMPTS, Start, endpoint_in, eventually
+from support import assert_idle, eventually, make_engine, write_model, write_tokenizer
+from workers import LIMIT, PARAMS, PROMPTS, Start, endpoint_in
 
 from pilotfish.core.drafting.draft_sessions import FORGOTTEN
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafter

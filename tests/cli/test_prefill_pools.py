@@ -11,7 +11,7 @@ import pytest
 import torch
 from command_runs import Refused, Run
 from inline_prefills import prefill_worker
-from support import edit_tensors, write_model
+from support import edit_tensors, running, write_model
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.pools import remote_pools
@@ -102,13 +102,8 @@ def locked(where: str) -> Iterator[str]:
             while not stopped.is_set():
                 channel.receive(0.02)
 
-        thread = threading.Thread(target=listen)
-        thread.start()
-        try:
+        with running(listen, stopped.set):
             yield own.public
-        finally:
-            stopped.set()
-            thread.join()
 
 
 def test_keys_that_do_not_fit(line: Refused, tmp_path: Path, where: str) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from inline_server import inline_server
 from live import HttpServer
 from playwright.sync_api import Browser
 from sizes import sized
+from support import eventually
 
 PROMPT = "def add(a, b):\n    return"
 
@@ -99,12 +99,12 @@ def totals(handing: HttpServer) -> dict[str, float]:
 
 def settled(handing: HttpServer, handovers: int) -> dict[str, float]:
     """Totals, once so many hand-overs are in them."""
-    deadline = time.monotonic() + LIMIT
-    while (
-        "pilotfish_handovers_total{" not in handing.get("/metrics")[1] or totals(handing)["handovers_total"] < handovers
-    ):
-        assert time.monotonic() < deadline, handing.log
-        time.sleep(0.05)
+
+    def told() -> bool:
+        there = "pilotfish_handovers_total{" in handing.get("/metrics")[1]
+        return there and totals(handing)["handovers_total"] >= handovers
+
+    eventually(told, LIMIT, pause=0.05, told=lambda: handing.log)
     return totals(handing)
 
 

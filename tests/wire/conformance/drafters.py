@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import zmq
+from support import running
 
 from pilotfish.core.drafting.messages import Close, Commit, Hello, Open
 
@@ -285,10 +286,5 @@ def listening(kind: type[Lawful]) -> Iterator[str]:
         socket.linger = 0
         port = socket.bind_to_random_port("tcp://127.0.0.1")
         drafter = kind(socket)
-        thread = threading.Thread(target=drafter.run)
-        thread.start()
-        try:
+        with running(drafter.run, drafter.stopped.set):
             yield f"tcp://127.0.0.1:{port}"
-        finally:
-            drafter.stopped.set()
-            thread.join()

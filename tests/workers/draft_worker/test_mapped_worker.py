@@ -1,7 +1,6 @@
 """Drafts of other vocabularies: a target's own model under other ids guesses as itself; others guess what they say of
 tokens that both have, and their KV is that of what they read."""
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from permuted_models import permuted
 from rig import HELLO, IDENTITY, SAMPLINGS, SMALL, Rig, Told, loaded, make_open, prompt
-from support import SNIPPETS, VOCAB, RowSampling, sampling_of, tiny_model, write_tokenizer
+from support import SNIPPETS, VOCAB, RowSampling, eventually, sampling_of, tiny_model, write_tokenizer
 
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_sessions import DraftSession
@@ -92,10 +91,7 @@ def test_grammars_are_followed_by_the_targets_tokenizer(rig: MappedRig, llama: P
     opened = make_open(prompt(8), sampling=RequestSampling(temperature=1.0))
     rig.say(TARGET, replace(opened, constraint=Constraint.regex("[ab]{40}")))
     rig.worker._take_all(0.0)
-    deadline = time.monotonic() + 30
-    while rig.session().grammar_state() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: rig.session().grammar_state() is not None)
     rig.rest()
     guessed = {token for tree in rig.trees(TARGET, 1) for token in tree.tokens}
     assert guessed and all(set(tokenizer.decode([token])) <= {"a", "b"} for token in guessed)
