@@ -130,16 +130,18 @@ def tiny_model(kind: str, seed: int = 0, **options: Any) -> torch.nn.Module:
     return model
 
 
-def write_model(directory: Path, kind: str, *, seed: int = 0, perturbed: float = 0.0, **options: Any) -> Path:
-    """A tiny model and its tokenizer. `perturbed` adds noise to all weights, which makes a draft that
-    is often, not always, right about the model without it. `options` as for `tiny_model`."""
+def write_model(
+    directory: Path, kind: str, *, seed: int = 0, perturbed: float = 0.0, tokens: int = VOCAB, **options: Any
+) -> Path:
+    """A tiny model and its tokenizer, of so many `tokens`. `perturbed` adds noise to all weights, which makes a draft
+    that is often, not always, right about the model without it. `options` as for `tiny_model`."""
     model = tiny_model(kind, seed, **options)
     if perturbed:
         with torch.no_grad():
             for weight in model.parameters():
                 weight += perturbed * 0.2 * torch.randn_like(weight)
     model.save_pretrained(directory)
-    write_tokenizer(directory)
+    write_tokenizer(directory, tokens)
     return directory
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from inline_drafts import draft_worker, inline_drafts
 from sizes import in_soak, sized
-from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, eventually, make_engine, run, running, write_tokenizer
+from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, eventually, make_engine, run, running, write_model
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafting.messages import Commit, Hello, Load, Open, Tree
@@ -213,14 +213,9 @@ def test_servers_are_told(llama: Path, endpoint: str) -> None:
 
 
 def test_one_that_refuses_says_so_in_a_line(
-    llama: Path, draft: Path, alone: list[list[int]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    llama: Path, alone: list[list[int]], endpoint: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    for file in draft.iterdir():
-        (other / file.name).write_bytes(file.read_bytes())
-    write_tokenizer(other, 400)
-    endpoint = f"ipc://{tmp_path}/shadow"
+    other = write_model(tmp_path / "other", "llama", tokens=400)
     with (
         draft_worker(EngineConfig(target=llama, draft=other, kv_slots=4096), endpoint),
         shadowed(llama, endpoint, ready=False) as engine,

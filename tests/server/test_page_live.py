@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Playground, browser, needs_browser
+from browser import Playground
 from inline_prefills import inline_prefills
 from inline_server import inline_server
 from live import HttpServer
@@ -16,13 +16,6 @@ from sizes import sized
 from support import eventually
 
 PROMPT = "def add(a, b):\n    return"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    needs_browser()
-    with browser() as chromium:
-        yield chromium
 
 
 @pytest.mark.parametrize("temperature", sized([0.8], [0, 0.8]))

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from permuted_models import permuted
 from rig import HELLO, IDENTITY, SAMPLINGS, SMALL, Rig, Told, loaded, make_open, prompt
-from support import SNIPPETS, VOCAB, RowSampling, eventually, sampling_of, tiny_model, write_tokenizer
+from support import SNIPPETS, VOCAB, RowSampling, eventually, sampling_of, write_model
 
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_sessions import DraftSession
@@ -43,18 +42,11 @@ class MappedRig(Rig):
         self.ended.close()
 
 
-@pytest.fixture(scope="module")
-def other_ids(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return permuted(llama, tmp_path_factory.mktemp("permuted"))
-
-
 @pytest.fixture(scope="module", params=[400, 700])
 def another(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with a tokenizer of fewer tokens than the target's, or of more."""
-    directory = tmp_path_factory.mktemp("another")
-    tiny_model("llama", 3, vocab_size=request.param).save_pretrained(directory)  # type: ignore[operator]
-    write_tokenizer(directory, request.param)
-    return directory
+    size = {"tokens": request.param, "vocab_size": request.param}
+    return write_model(tmp_path_factory.mktemp("another"), "llama", seed=3, **size)
 
 
 @pytest.fixture
@@ -131,7 +123,8 @@ def test_trees_are_what_the_model_says_of_what_it_reads(another: Path, llama: Pa
             rig.turns(1)
         rig.turns(4)
         session = rig.session()
-        _check_read(session, another, llama)
+        assert session.inputs != session.tokens and len(session.inputs) > 10
+        assert load_tokenizer(another).decode(session.inputs) == tokenizer.decode(session.tokens)
         trees, known = rig.trees(TARGET, 1), set(rig.map.shared.ids.tolist())
         assert {token for tree in trees for token in tree.tokens} <= known
         assert max(tree.base_len for tree in trees) == len(told.tokens) == len(session.tokens)
@@ -146,12 +139,6 @@ def pieces_of_one(draft: Path, target: Path) -> list[int]:
     words = [f" {ours.decode([token]).strip()}" for token in range(1, len(ours))]
     found = (theirs(word)["input_ids"] for word in words if len(ours(word)["input_ids"]) == 1)
     return next((pieces for pieces in found if len(pieces) > 1), [])
-
-
-def _check_read(session: DraftSession, draft: Path, target: Path) -> None:
-    assert session.inputs != session.tokens and len(session.inputs) > 10
-    read, said = (load_tokenizer(d).decode(t) for d, t in ((draft, session.inputs), (target, session.tokens)))
-    assert read == said
 
 
 def _check_children(rig: MappedRig, session: DraftSession) -> None:
