@@ -53,10 +53,6 @@ def test_options_that_cannot_be(line: Refused, options: str, said: str) -> None:
     assert line(*options.split()).startswith(said)
 
 
-def served(model: Path) -> EngineConfig:
-    return EngineConfig(target=model, dtype="float32", threads=1, kv_slots=256)
-
-
 def copied(llama: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(llama, tmp_path / "other"))
 
@@ -87,7 +83,8 @@ def other_tokenizer(llama: Path, tmp_path: Path) -> Path:
 def test_a_pool_of_another_model(
     line: Refused, llama: Path, tmp_path: Path, where: str, other: Callable[[Path, Path], Path], said: str
 ) -> None:
-    with prefill_worker(served(other(llama, tmp_path)), where):
+    served = EngineConfig(target=other(llama, tmp_path), dtype="float32", threads=1, kv_slots=256)
+    with prefill_worker(served, where):
         assert re.match(f"prefill_pool: {where}: {said}", line("--prefill-pool", where))
 
 

@@ -1,5 +1,6 @@
 """What tokens stand for, of byte-level BPE and of SentencePiece's kind, and texts that may be parts of others."""
 
+import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -29,17 +30,11 @@ def sentencepiece(size: int = 600, **options: Any) -> PreTrainedTokenizerFast:
     trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=special, show_progress=False, max_token_length=8)
     words = [word for text in CORPUS for word in text.replace(" ", "▁").split("▁")]
     tokenizer.train_from_iterator([f"▁{word}" for word in words], trainer)
-    made = _without_bytes_as_special(tokenizer)
+    described = json.loads(tokenizer.to_str())
+    described["added_tokens"] = described["added_tokens"][:3]  # bytes are no special tokens
+    made = Tokenizer.from_str(json.dumps(described))
     made.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
     return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", **options)
-
-
-def _without_bytes_as_special(tokenizer: Tokenizer) -> Tokenizer:
-    import json
-
-    described = json.loads(tokenizer.to_str())
-    described["added_tokens"] = described["added_tokens"][:3]
-    return Tokenizer.from_str(json.dumps(described))
 
 
 def metaspace(scheme: str = "always") -> PreTrainedTokenizerFast:

@@ -142,15 +142,11 @@ def test_the_page_shows_what_was_handed_over(chromium: Browser, handing: HttpSer
             playground.run(f"# {i}\n" + "def add(a, b):\n    return a + b\n" * 12, max_tokens="8", temperature="0")
             if "tokens came from" in (summary := playground.shown("summary")):
                 break
-        prompt, cached = cached_of(playground.shown("status"))
+        told = re.fullmatch(r".* · prompt (\d+) tokens(?:, (\d+) of them cached)?", playground.shown("status"))
+        assert told is not None
+        prompt, cached = (int(number or 0) for number in told.groups())
         assert f" {prompt - 1 - cached} tokens came from prefill 0 by shm: " in summary
         sources = [line.strip() for line in playground.page.locator("#sources li:visible").all_inner_texts()]
         assert sources[-2:] == [f"{prompt - 1 - cached} from a prefill worker", "1 computed"]
         assert playground.page.locator("figure .legend li").locator("visible=true").count() == 10
         assert playground.complaints == []
-
-
-def cached_of(status: str) -> tuple[int, int]:
-    """Tokens of a prompt, and how many of them were cached."""
-    prompt, cached = re.fullmatch(r".* · prompt (\d+) tokens(?:, (\d+) of them cached)?", status).groups()  # type: ignore[union-attr]
-    return int(prompt), int(cached or 0)
