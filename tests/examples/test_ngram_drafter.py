@@ -1,7 +1,6 @@
 """The example drafter, which tests/wire/conformance holds against the protocol; the frames in its page are real."""
 
 import hashlib
-import importlib.util
 import json
 import re
 import signal
@@ -10,10 +9,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any, get_args
 
 import msgspec
+import ngram_drafter as script
 import numpy as np
 import pytest
 from pages import codes, table
@@ -46,7 +45,6 @@ from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
 from pilotfish.wire.sockets import DialingChannel
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "examples" / "ngram_drafter.py"
 PAGE = ROOT / "docs" / "draft-protocol.md"
 VOCAB = 4096
 HELLO = Hello(PROTOCOL_VERSION, "digest", VOCAB, "a target")
@@ -54,18 +52,6 @@ HELLO = Hello(PROTOCOL_VERSION, "digest", VOCAB, "a target")
 LOOP = list(range(100, 110))
 PATIENCE = 20.0  # seconds
 WANTED = 40  # nodes below a root, more than there will be
-
-
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ngram_drafter", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["ngram_drafter"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-script = load_script()
 
 
 class Target:
@@ -110,7 +96,8 @@ def opened(session: int, tokens: list[int], **fields: Any) -> Open:
 
 def test_its_process_understands_the_targets_own_channel_and_ends_when_told(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path / 'socket'}"
-    process = subprocess.Popen([sys.executable, SCRIPT, "--listen", endpoint], stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, script.__file__, "--listen", endpoint]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     channel, received = DialingChannel([endpoint], b"its incarnation"), []
     try:
         deadline = time.monotonic() + PATIENCE
