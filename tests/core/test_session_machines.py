@@ -395,12 +395,10 @@ class World(Lines):
         for _ in range(400):
             self.now += REPORT
             self.tick()
-            self.post()
             self._deliver_all()
             for number in range(POOLS):
                 self.level(number)
             self.step(0b111111)
-            self.post()
             self._deliver_all()
             self.check()
             if not self.requests:
@@ -410,6 +408,7 @@ class World(Lines):
         raise AssertionError([(s.state, s.pool, s.not_before - self.now) for s in self.target.sessions.values()])
 
     def _deliver_all(self) -> None:
+        self.post()
         while any(self.lines):
             self.deliver_all()
             self.post()
@@ -437,14 +436,12 @@ class World(Lines):
         agreed = [self._drafts_session(session) for session in self.target.sessions.values()]
         while self.requests:
             self.close(0)
-        self.post()
         self._deliver_all()
         assert not any(session in draft.table for session in agreed for draft in self.drafts)
         until = self.now + max(FORGOTTEN, SILENCE) + 2 * REPORT
         while self.now < until:
             self.now += REPORT
             self.tick()
-            self.post()
             self._deliver_all()
         self.check()
         assert not self.target.sessions
