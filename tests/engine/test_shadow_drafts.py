@@ -37,11 +37,10 @@ LENGTH = 24
 PACE = "target=6ms"
 
 
-def params(number: int) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": LENGTH, "seed": number, **SETTINGS[number % len(SETTINGS)]})
-
-
-ALL = [params(number) for number in range(len(SNIPPETS))]
+ALL = [
+    SamplingParams(**{"max_tokens": LENGTH, "seed": seed, **SETTINGS[seed % len(SETTINGS)]})
+    for seed in range(len(SNIPPETS))
+]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from support import CORPUS, SNIPPETS, VOCAB, write_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from pilotfish.core.drafting.vocabulary_map import TokenTable, VocabularyMap
+from pilotfish.core.drafting.vocabulary_map import VocabularyMap
 from pilotfish.engine.drafts.draft_pool import mapped_vocabularies
 from pilotfish.engine.token_table import token_table
 from pilotfish.errors import ParameterError
@@ -59,16 +59,13 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return make[request.param]()
 
 
-def spoken(table: TokenTable, text: str) -> bytes:
-    return b"".join(table.plain.get(token, b"?") for token in table.encode(text))
-
-
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_text_is_the_bytes_of_its_tokens(tokenizer: Any, text: str) -> None:
     """Without a space before it, and of parts as of the whole."""
     table = token_table(tokenizer, len(tokenizer))
     for start in range(0, len(text), 3):
-        assert spoken(table, text[start:]) == text[start:].encode()
+        spoken = b"".join(table.plain.get(token, b"?") for token in table.encode(text[start:]))
+        assert spoken == text[start:].encode()
 
 
 @pytest.mark.parametrize("make", [byte_level, lambda _: sentencepiece()], ids=["byte level", "sentencepiece"])

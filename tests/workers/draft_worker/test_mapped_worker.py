@@ -162,12 +162,6 @@ def test_targets_of_both_kinds_share_levels(other_ids: Path, llama: Path) -> Non
         rig.say(b"own", own)
         rig.rest()
         assert told.listen()
-        greedy = [rig.map.counterpart(t) for t in likeliest(llama, prompt(10))]
-        assert rig.trees(b"own", 1)[0].tokens == greedy
-
-
-def likeliest(model: Path, tokens: list[int]) -> list[int]:
-    count = len(tokens)
-    rows = SequenceRows(0, tokens, np.arange(count, dtype=np.int32), NO_NODES, kept=[count - 1])
-    best: list[int] = loaded(model).forward([rows])[0].topk(SMALL.children).indices.tolist()
-    return best
+        rows = SequenceRows(0, prompt(10), np.arange(10, dtype=np.int32), NO_NODES, kept=[9])
+        likeliest = loaded(llama).forward([rows])[0].topk(SMALL.children).indices.tolist()
+        assert rig.trees(b"own", 1)[0].tokens == [rig.map.counterpart(token) for token in likeliest]
