@@ -98,7 +98,7 @@ def test_streams_outlive_a_target_that_stands_still_for_a_while(server: LiveServ
     settle(server)
 
 
-@pytest.mark.parametrize("harm", sized([signal.SIGKILL], [signal.SIGKILL, signal.SIGSTOP]))
+@pytest.mark.parametrize("harm", sized([signal.SIGKILL], [signal.SIGKILL, signal.SIGSTOP]), ids=lambda harm: harm.name)
 def test_no_client_notices_what_happens_to_a_draft(harm: int, server: LiveServer, long_texts: list[str]) -> None:
     eventually(lambda: len(server.pids("draft 0")) == 1, LIMIT)
     clients = [Client(server, {**body, "stream": i % 2 == 0}) for i, body in enumerate(LONG)]
