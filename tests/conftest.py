@@ -20,6 +20,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are defined
 import slim_imports  # noqa: F401  # comes before whatever imports transformers' models
 from hypothesis import settings
+from permuted_models import permuted
 from support import KINDS, write_model
 from xdist.scheduler import LoadFileScheduling
 
@@ -127,3 +128,9 @@ def tiny_drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A draft that is often right about `llama`."""
     return write_model(tmp_path_factory.mktemp("draft"), "llama", perturbed=0.05)
+
+
+@pytest.fixture(scope="session")
+def other_ids(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`llama` with its tokens under other ids."""
+    return permuted(llama, tmp_path_factory.mktemp("permuted"))

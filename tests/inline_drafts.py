@@ -1,13 +1,12 @@
 """Draft workers as threads of the test's process: their models, loops and sockets are real, no interpreter starts."""
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import pytest
-from support import NoProcesses
+from support import NoProcesses, running
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
@@ -49,16 +48,10 @@ def draft_worker(config: EngineConfig, endpoint: str, **options: Any) -> Iterato
     model = EngineConfig(target=config.draft, threads=1, **own)
     if config.draft == config.features:
         options["target"] = config.target
-    channel = ListeningChannel(endpoint)
-    worker = make_worker(DraftConfig(model=model, listen=endpoint, leaves=config.leaves, **options), channel)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
-        yield
-    finally:
-        worker.stop()
-        thread.join()
-        channel.close()
+    with closing(ListeningChannel(endpoint)) as channel:
+        worker = make_worker(DraftConfig(model=model, listen=endpoint, leaves=config.leaves, **options), channel)
+        with running(worker.run, worker.stop):
+            yield
 
 
 def patient_propose(propose):  # type: ignore[no-untyped-def]

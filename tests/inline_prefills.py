@@ -1,14 +1,12 @@
 """Prefill workers as threads of the test's process: their models, loops, memory and sockets are real, no interpreter
 starts."""
 
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import pytest
-from support import NoProcesses, assert_idle
+from support import NoProcesses, assert_idle, eventually, running
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import PrefillConfig
@@ -54,23 +52,12 @@ def prefill_worker(
     are of `PrefillConfig`. What it raises is raised at the end."""
     config = PrefillConfig(model=model, listen=endpoint, **options)
     listening = ListeningChannel(endpoint, load_pool_keys(config.key, config.allow))
-    with closing(wrapped(listening)) as channel, serving(config, channel) as worker:
-        failures = list[BaseException]()
-
-        def work() -> None:
-            try:
-                worker.run()
-            except BaseException as failure:
-                failures.append(failure)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        try:
-            yield worker
-        finally:
-            worker.stop()
-            thread.join()
-        assert not failures, failures
+    with (
+        closing(wrapped(listening)) as channel,
+        serving(config, channel) as worker,
+        running(worker.run, worker.stop),
+    ):
+        yield worker
 
 
 def arena_of(worker: PrefillWorker) -> Arena:
@@ -85,10 +72,7 @@ def assert_nothing_left(workers: Sequence[PrefillWorker], *engines: Engine) -> N
         assert_idle(engine)
         assert engine.prefills is not None and not engine.prefills.handovers.machine.busy
     for worker in workers:
-        deadline = time.monotonic() + SETTLE
-        while any(held(worker).values()) and time.monotonic() < deadline:
-            time.sleep(0.005)
-        assert not any(held(worker).values()), held(worker)
+        eventually(lambda one=worker: not any(held(one).values()), SETTLE, told=lambda one=worker: held(one))
         worker.check()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, prefix_keys, root_key
+from pilotfish.kv.directory import object_path
 from pilotfish.kv.disk import DiskStore
 from pilotfish.kv.objects import KVObject, ObjectFormat
 
@@ -25,6 +26,8 @@ def some_kv(seed: int = 0, object_bytes: int = OBJECT_BYTES) -> KVObject:
 
 
 class Clock:
+    """A clock that a test moves."""
+
     def __init__(self) -> None:
         self.now = 0.0
 
@@ -35,6 +38,21 @@ class Clock:
 def store_in(directory: Path, objects: float = 4, clock: Callable[[], float] | None = None) -> DiskStore:
     """A store with room for so many objects."""
     return DiskStore(directory, int(objects * FILE_BYTES), SHAPE, OBJECT_BYTES, clock or Clock())
+
+
+def path_of(directory: Path, seed: int) -> Path:
+    """Of the object of that seed."""
+    return object_path(directory, some_kv(seed).key)
+
+
+def directory_with(directory: Path, objects: int, seconds: int) -> Path:
+    """The objects 0, 1 and so on, used at `seconds`, twice that and so on, which nobody has any longer."""
+    store = store_in(directory)
+    for seed in range(objects):
+        store.put(some_kv(seed))
+        os.utime(path_of(directory, seed), (0, seconds * (seed + 1)))
+    store.close()
+    return directory
 
 
 def files_of(directory: Path) -> list[Path]:

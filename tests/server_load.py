@@ -122,15 +122,14 @@ async def post(url: str, path: str, body: dict[str, Any], cut: int | None = None
     return answer
 
 
-def metrics_of(url: str) -> dict[str, float]:
-    """Each metric of a server, summed over its labels."""
+def metrics_of(url: str, key: Callable[[Any], str] = lambda sample: str(sample.name)) -> dict[str, float]:
+    """Each metric of a server, summed over its labels; or by another `key` of a sample, where that is not empty."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
         text = response.read().decode()
     found: Counter[str] = Counter()
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            found[sample.name] += sample.value  # type: ignore[assignment]
-    return dict(found)
+    for sample in (sample for family in text_string_to_metric_families(text) for sample in family.samples):
+        found[key(sample)] += sample.value  # type: ignore[assignment]
+    return {name: value for name, value in found.items() if name}
 
 
 # -- requests and their answers
@@ -321,17 +320,21 @@ def run_load(config: EngineConfig, load: Load, beside: Beside, options: Sequence
 async def _loaded(server: Program, load: Load, known: Sequence[Known], tally: Tally, beside: Beside) -> Row:
     until, url = time.monotonic() + load.seconds, server.told["url"]
     running = asyncio.create_task(asyncio.to_thread(beside, server, tally, until))
-    await asyncio.gather(*(_client(url, load.aborts, known, tally, until, seed) for seed in range(load.streams)))
+    await asyncio.gather(*(client(url, load.aborts, known, tally, until, seed) for seed in range(load.streams)))
     return await running
 
 
-async def _client(url: str, aborts: float, known: Sequence[Known], tally: Tally, until: float, seed: int) -> None:
-    """Sends requests one after another, in an order of its own, until the time is over."""
+async def client(
+    url: str, aborts: float, known: Sequence[Known], tally: Tally, until: float, seed: int, salted: float = 0.0
+) -> None:
+    """Sends requests one after another, in an order of its own, until the time is over; a share of them, `salted`, for
+    a tenant whose KV nobody has."""
     draw = random.Random(seed)
     while time.monotonic() < until:
         one = draw.choice(known)
+        salt = {"cache_salt": f"{seed} {draw.random()}"} if draw.random() < salted else {}
         cut = draw.randrange(1, one.size) if one.asked.stream and draw.random() < aborts else None
-        answer = await post(url, one.asked.path, one.asked.body, cut)
+        answer = await post(url, one.asked.path, {**one.asked.body, **salt}, cut)
         tally.add(one, answer, cut=cut is not None)
         tally.ended[seed] += 1
 

@@ -4,7 +4,9 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,16 +130,18 @@ def tiny_model(kind: str, seed: int = 0, **options: Any) -> torch.nn.Module:
     return model
 
 
-def write_model(directory: Path, kind: str, *, seed: int = 0, perturbed: float = 0.0, **options: Any) -> Path:
-    """A tiny model and its tokenizer. `perturbed` adds noise to all weights, which makes a draft that
-    is often, not always, right about the model without it. `options` as for `tiny_model`."""
+def write_model(
+    directory: Path, kind: str, *, seed: int = 0, perturbed: float = 0.0, tokens: int = VOCAB, **options: Any
+) -> Path:
+    """A tiny model and its tokenizer, of so many `tokens`. `perturbed` adds noise to all weights, which makes a draft
+    that is often, not always, right about the model without it. `options` as for `tiny_model`."""
     model = tiny_model(kind, seed, **options)
     if perturbed:
         with torch.no_grad():
             for weight in model.parameters():
                 weight += perturbed * 0.2 * torch.randn_like(weight)
     model.save_pretrained(directory)
-    write_tokenizer(directory)
+    write_tokenizer(directory, tokens)
     return directory
 
 
@@ -167,20 +171,41 @@ def native_model(directory: Path, dtype: torch.dtype = torch.float32, kv_dtype: 
     return load_model(directory, dtype, torch.device("cpu"), eager=False, kv_dtype=kv_dtype)
 
 
-# -- engines
+# -- threads and time
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+@contextmanager
+def running(work: Callable[[], object], stop: Callable[[], object]) -> Iterator[None]:
+    """`work` runs in a thread, until the end, when `stop` has it return; what it raises is raised there."""
+    with ThreadPoolExecutor(1) as threads:
+        result = threads.submit(work)
+        try:
+            yield
+        finally:
+            stop()
+    result.result()
+
+
+def eventually(
+    holds: Callable[[], object],
+    seconds: float = 30.0,
+    pause: float = 0.002,
+    told: Callable[[], object] = lambda: "what the test waits for",
+) -> None:
+    """`told`: what is said where it does not come."""
     deadline = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+        assert time.monotonic() < deadline, told()
+        time.sleep(pause)
 
 
 async def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not holds():
             await asyncio.sleep(0.005)
+
+
+# -- engines
 
 
 def settle(tiers: KVTiers) -> None:

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 from inline_prefills import prefill_worker
-from support import VOCAB, make_engine
-from workers import endpoint_in, eventually
+from support import VOCAB, eventually, make_engine
+from workers import endpoint_in
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.peers import peer as peers
@@ -153,7 +153,7 @@ def step_until(engine: Engine, true: Callable[[], bool]) -> None:
         engine.step()
         return true()
 
-    eventually(stepped)
+    eventually(stepped, pause=0.01)
 
 
 def reports(samples: Iterable[Sample]) -> list[HandOverReport]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import workers
+import support
 from live import HttpServer
 from support import SNIPPETS
 
@@ -156,7 +156,7 @@ def reset(bare: socket.socket) -> None:
 
 
 #: Each look takes a server up to 10 ms.
-eventually = partial(workers.eventually, pause=0.05)
+eventually = partial(support.eventually, pause=0.05)
 
 
 def settle(server: HttpServer, limit: float = 20.0) -> None:

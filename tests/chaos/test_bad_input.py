@@ -2,7 +2,6 @@
 line and a target without one."""
 
 import os
-import shutil
 import socket
 import tempfile
 import threading
@@ -13,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from support import write_tokenizer
+from support import running, write_model
 from workers import LOAD, endpoint_in
 
 from pilotfish.cli import main
@@ -70,13 +69,8 @@ def answering(endpoint: str, answer: bytes, own: KeyPair | None = None) -> Itera
                 if router.poll(20):
                     router.send_multipart([router.recv_multipart()[0], answer])
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
+    with running(serve, stopped.set):
         yield
-    finally:
-        stopped.set()
-        thread.join()
 
 
 @pytest.fixture
@@ -123,9 +117,8 @@ def test_a_refusal_gives_no_commands_to_the_terminal(
     assert r"refused: no\x1b[2J\x1b]0;owned\x07\r\npilotfish: all is well\x9b\u202e; the target serves" in line
 
 
-def test_a_draft_with_another_tokenizer(refused: Refused, draft: Path, tmp_path: Path) -> None:
-    foreign = shutil.copytree(draft, tmp_path / "foreign")
-    write_tokenizer(foreign, vocab_size=400)
+def test_a_draft_with_another_tokenizer(refused: Refused, tmp_path: Path) -> None:
+    foreign = write_model(tmp_path / "foreign", "llama", tokens=400)
     assert "have unequal tokenizers: token " in refused("--mode", "async", "--draft", foreign)
 
 

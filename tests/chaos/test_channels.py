@@ -8,8 +8,8 @@ from random import Random
 import pytest
 from loopback import Loopback
 from sizes import sized
-from support import assert_idle, run
-from workers import PARAMS, PROMPTS, engine_over, eventually, threaded_pool
+from support import assert_idle, eventually, run
+from workers import PARAMS, PROMPTS, engine_over, threaded_pool
 
 from pilotfish.core.drafting import draft_sessions, pools
 from pilotfish.core.peers.fields import Peer

@@ -10,7 +10,8 @@ from time import sleep
 
 import pytest
 from sizes import in_soak, paired
-from workers import LIMIT, Start, eventually
+from support import eventually
+from workers import LIMIT, Start
 
 
 def title(pid: int) -> str:

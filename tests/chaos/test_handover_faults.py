@@ -34,7 +34,8 @@ from handovers import (
 from inline_prefills import arena_of, assert_nothing_left
 from msgspec.structs import replace
 from sizes import sized
-from workers import LIMIT, eventually
+from support import eventually
+from workers import LIMIT
 
 from pilotfish.core.peers import peer as peers
 from pilotfish.core.peers.fields import Peer
@@ -142,14 +143,6 @@ def after_failure(_: Beside, message: SegmentReady) -> Sequence[FromPrefill]:
     return [OrderFailed(message.reference.handover, "it hurts"), message]
 
 
-def after_its_end(_: Beside, message: SegmentReady) -> Sequence[FromPrefill]:
-    return [SegmentGone(message.reference.handover, 0, "gone"), message]
-
-
-def shortened(_: Beside, message: SegmentBytes) -> Sequence[FromPrefill]:
-    return [replace(message, data=message.data[:-1])]
-
-
 OTHER_CONTENT = told(lambda found, r: found.signed(r, content=r.content ^ 1))
 LIES: list[tuple[str, type[Any], Harm, dict[str, int], dict[str, int]]] = [
     ("shm", SegmentReady, told(lambda _, r: replace(r, place=r.place ^ 1)), PARTLY, {"forged": 3}),
@@ -160,10 +153,10 @@ LIES: list[tuple[str, type[Any], Harm, dict[str, int], dict[str, int]]] = [
     ("ipc", SegmentReady, OTHER_CONTENT, PARTLY, {"gone": 3}),
     ("shm", SegmentReady, told(flipped), PARTLY, {"content": 3}),
     ("ipc", SegmentReady, told(flipped), PARTLY, {"content": 3}),
-    ("ipc", SegmentBytes, shortened, PARTLY, {"content": 3}),
+    ("ipc", SegmentBytes, lambda _, m: [replace(m, data=m.data[:-1])], PARTLY, {"content": 3}),
     ("shm", SegmentReady, lambda *_: [], PARTLY, {"unexpected": 3}),
     ("shm", SegmentReady, after_failure, {"failed": 3, "whole": 1}, {"orders": 3}),
-    ("ipc", SegmentReady, after_its_end, PARTLY, {"gone": 3}),
+    ("ipc", SegmentReady, lambda _, m: [SegmentGone(m.reference.handover, 0, "gone"), m], PARTLY, {"gone": 3}),
     ("ipc", OrderDone, lambda *_: [], WHOLE, {}),
 ]
 

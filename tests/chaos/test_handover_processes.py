@@ -29,8 +29,8 @@ from handovers import (
 )
 from inline_prefills import assert_nothing_left, held
 from sizes import sized
-from support import make_engine, run
-from workers import endpoint_in, eventually
+from support import eventually, make_engine, run
+from workers import endpoint_in
 
 from pilotfish.core.prefilling import handover_machine
 from pilotfish.engine.engine import Engine

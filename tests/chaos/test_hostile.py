@@ -9,8 +9,8 @@ from time import sleep
 
 import pytest
 import zmq
-from support import VOCAB, assert_idle, make_engine, run
-from workers import LOAD, PARAMS, PROMPTS, endpoint_in, eventually, make_quick
+from support import VOCAB, assert_idle, eventually, make_engine, run, running
+from workers import LOAD, PARAMS, PROMPTS, endpoint_in, make_quick
 
 from pilotfish.core.drafting.messages import MAX_NODES, Commit, Open, Resync, Tree
 from pilotfish.core.drafting.pools import MOST_OPENED
@@ -51,19 +51,13 @@ class Pool:
         self.attack: Attack = Honest()
         self.attacks = 0
         self.endpoint = endpoint
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
+        self.stopped = threading.Event()
 
-    def close(self) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _serve(self) -> None:
+    def serve(self) -> None:
         with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
             router.linger = 0
             router.bind(self.endpoint)
-            while not self._stopped.is_set():
+            while not self.stopped.is_set():
                 if router.poll(20):
                     route, _incarnation, *frames = router.recv_multipart()
                     for message in map(decode_to_draft, frames):
@@ -97,8 +91,8 @@ ATTACKS: dict[str, Attack] = {
 @pytest.fixture(scope="module")
 def evil(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     pool = Pool(endpoint_in(tmp_path_factory.mktemp("evil")))
-    yield pool
-    pool.close()
+    with running(pool.serve, pool.stopped.set):
+        yield pool
 
 
 @pytest.fixture(scope="module")

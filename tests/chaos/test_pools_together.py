@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from permuted_models import permuted
 from sizes import sized
-from support import assert_idle, make_engine
-from workers import PARAMS, PROMPTS, Start, endpoint_in, eventually
+from support import assert_idle, eventually, make_engine
+from workers import PARAMS, PROMPTS, Start, endpoint_in
 
 from pilotfish.core.drafting.messages import MAPPED
 from pilotfish.core.drafting.pools import DraftPool

@@ -8,8 +8,8 @@ from time import sleep
 
 import pytest
 from sizes import in_soak, sized
-from support import assert_idle, make_engine, write_model, write_tokenizer
-from workers import LIMIT, PARAMS, PROMPTS, Start, endpoint_in, eventually
+from support import assert_idle, eventually, make_engine, write_model
+from workers import LIMIT, PARAMS, PROMPTS, Start, endpoint_in
 
 from pilotfish.core.drafting.draft_sessions import FORGOTTEN
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
@@ -96,8 +96,7 @@ def test_a_pool_comes_back_with_another_model(
     pool: Start, llama: Path, draft: Path, expected: list[list[int]], tmp_path: Path
 ) -> None:
     other = write_model(tmp_path / "other", "llama", perturbed=0.02)
-    foreign = write_model(tmp_path / "foreign", "llama")
-    write_tokenizer(foreign, vocab_size=400)
+    foreign = write_model(tmp_path / "foreign", "llama", tokens=400)
     first = pool(draft)
     with make_engine(llama, mode="async", drafter="lm", nodes=1, draft_pool=(endpoint_in(tmp_path),)) as engine:
         assert engine.remote is not None

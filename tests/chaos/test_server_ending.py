@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from http_clients import LIMIT, Client, completion, nothing_left
+from http_clients import LIMIT, Client, completion, eventually, nothing_left
 from live import LiveServer
 from sizes import in_soak, sized
 from support import make_engine, run
-from workers import eventually
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
 

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -98,23 +98,13 @@ def test_streams_outlive_a_target_that_stands_still_for_a_while(server: LiveServ
     settle(server)
 
 
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-
-
-def stop(pid: int) -> None:
-    os.kill(pid, signal.SIGSTOP)
-
-
-@pytest.mark.parametrize("harm", sized([kill], [kill, stop]))
-def test_no_client_notices_what_happens_to_a_draft(
-    harm: Callable[[int], None], server: LiveServer, long_texts: list[str]
-) -> None:
+@pytest.mark.parametrize("harm", sized([signal.SIGKILL], [signal.SIGKILL, signal.SIGSTOP]), ids=lambda harm: harm.name)
+def test_no_client_notices_what_happens_to_a_draft(harm: int, server: LiveServer, long_texts: list[str]) -> None:
     eventually(lambda: len(server.pids("draft 0")) == 1, LIMIT)
     clients = [Client(server, {**body, "stream": i % 2 == 0}) for i, body in enumerate(LONG)]
     assert clients[0].begun.wait(LIMIT)
     (draft,) = server.pids("draft 0")
-    harm(draft)
+    os.kill(draft, harm)
     try:
         answers = [client.answer for client in clients]
     finally:

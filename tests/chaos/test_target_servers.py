@@ -9,8 +9,7 @@ import pytest
 from attending import AttendingServer
 from inline_targets import InlineTarget
 from sizes import sized
-from support import SNIPPETS, assert_idle, make_engine, run
-from workers import eventually
+from support import SNIPPETS, assert_idle, eventually, make_engine, run
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.targets import servers as servers_module

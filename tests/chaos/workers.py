@@ -1,15 +1,13 @@
 """Draft workers for tests: real processes that start in a tenth of a second, and threads."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from time import monotonic, sleep
 
 import pytest
 from forked import ForkedWorker
-from support import SNIPPETS, VOCAB, make_engine
+from support import SNIPPETS, VOCAB, make_engine, running
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
@@ -38,13 +36,6 @@ PARAMS = [SamplingParams(max_tokens=32, temperature=0.8 * (i % 3), seed=i, ignor
 LOAD = encode(Load("a draft", 0, 0, 0, 1, 1.0, 0.0))
 #: Seconds after which a test gives up.
 LIMIT = 20.0
-
-
-def eventually(true: Callable[[], bool], limit: float = LIMIT, pause: float = 0.01) -> None:
-    deadline = monotonic() + limit
-    while not true():
-        assert monotonic() < deadline, "what the test waits for"
-        sleep(pause)
 
 
 # -- processes
@@ -83,22 +74,8 @@ def threaded_pool(draft: Path, channel: Channel) -> Iterator[DraftWorker]:
     """A draft worker at the other end of a channel; what it raises is raised at the end."""
     model = EngineConfig(target=draft, dtype="float32", threads=1, kv_slots=4096)
     worker = make_worker(DraftConfig(model=model, listen=""), channel)
-    failures = list[BaseException]()
-
-    def work() -> None:
-        try:
-            worker.run()
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
+    with running(worker.run, worker.stop):
         yield worker
-    finally:
-        worker.stop()
-        thread.join()
-    assert not failures, failures
 
 
 @contextmanager

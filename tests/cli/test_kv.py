@@ -5,21 +5,15 @@ from pathlib import Path
 
 import pytest
 from command_runs import Refused, Run
-from kv_objects import FILE_BYTES, OBJECT_BYTES, SHAPE, flip, some_kv, store_in
+from kv_objects import FILE_BYTES, OBJECT_BYTES, SHAPE, directory_with, flip, path_of, store_in
 
-from pilotfish.kv.directory import object_path
 from pilotfish.kv.disk import DiskStore
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """With two objects, which nobody has any longer."""
-    store = store_in(tmp_path / "kv")
-    for seed in range(2):
-        store.put(some_kv(seed))
-        os.utime(object_path(tmp_path / "kv", some_kv(seed).key), (0, 1000 * (seed + 1)))
-    store.close()
-    return tmp_path / "kv"
+    return directory_with(tmp_path / "kv", 2, 1000)
 
 
 def test_ls(pilotfish: Run, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,11 +36,11 @@ def test_beside_a_live_server_nothing_is_removed(pilotfish: Run, refused: Refuse
     store = store_in(directory)
     assert pilotfish("kv", "ls", directory, "--json").rows[0]["owner"] == str(os.getpid())
     assert f"process {os.getpid()}" in pilotfish("kv", "ls", directory).stdout
-    os.truncate(object_path(directory, some_kv(0).key), 9)
+    os.truncate(path_of(directory, 0), 9)
     for command in (["purge"], ["verify", "--remove"]):
         line = refused("kv", *command, directory)
         assert f"directory that no other process uses; process {os.getpid()} has this one" in line
-    assert all(object_path(directory, some_kv(seed).key).exists() for seed in range(2))
+    assert all(path_of(directory, seed).exists() for seed in range(2))
     store.close()
 
 
@@ -56,7 +50,7 @@ def test_verify_and_purge(pilotfish: Run, directory: Path) -> None:
         assert result.stderr == ""
         return result.code, result.stdout.replace(str(directory), "DIR")
 
-    bad = object_path(directory, some_kv(0).key)
+    bad = path_of(directory, 0)
     name = f"DIR/{bad.relative_to(directory)}"
     assert said("verify") == (0, "2 objects, 0 bad\n")
     assert said("verify", "--json") == (0, '{"directory": "DIR", "objects": 2, "bad": []}\n')

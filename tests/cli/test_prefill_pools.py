@@ -11,7 +11,7 @@ import pytest
 import torch
 from command_runs import Refused, Run
 from inline_prefills import prefill_worker
-from support import edit_tensors, write_model
+from support import edit_tensors, running, write_model
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.pools import remote_pools
@@ -53,10 +53,6 @@ def test_options_that_cannot_be(line: Refused, options: str, said: str) -> None:
     assert line(*options.split()).startswith(said)
 
 
-def served(model: Path) -> EngineConfig:
-    return EngineConfig(target=model, dtype="float32", threads=1, kv_slots=256)
-
-
 def copied(llama: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(llama, tmp_path / "other"))
 
@@ -87,7 +83,8 @@ def other_tokenizer(llama: Path, tmp_path: Path) -> Path:
 def test_a_pool_of_another_model(
     line: Refused, llama: Path, tmp_path: Path, where: str, other: Callable[[Path, Path], Path], said: str
 ) -> None:
-    with prefill_worker(served(other(llama, tmp_path)), where):
+    served = EngineConfig(target=other(llama, tmp_path), dtype="float32", threads=1, kv_slots=256)
+    with prefill_worker(served, where):
         assert re.match(f"prefill_pool: {where}: {said}", line("--prefill-pool", where))
 
 
@@ -102,13 +99,8 @@ def locked(where: str) -> Iterator[str]:
             while not stopped.is_set():
                 channel.receive(0.02)
 
-        thread = threading.Thread(target=listen)
-        thread.start()
-        try:
+        with running(listen, stopped.set):
             yield own.public
-        finally:
-            stopped.set()
-            thread.join()
 
 
 def test_keys_that_do_not_fit(line: Refused, tmp_path: Path, where: str) -> None:

@@ -161,14 +161,6 @@ def process_of(command: str, *options: object) -> Iterator[tuple[subprocess.Pope
             process.kill()
 
 
-def ended(process: subprocess.Popen[str]) -> str:
-    """Its lines on stderr, after it has ended in order."""
-    assert process.stderr is not None and process.wait(LIMIT) == 0
-    lines = process.stderr.read()
-    assert "Traceback" not in lines and "leak" not in lines
-    return lines
-
-
 def test_a_target_process_serves_two_servers_that_hold_its_keys_and_ends_in_order(llama: Path, tmp_path: Path) -> None:
     pairs = {name: new_key_pair() for name in ("target", "a", "b", "stranger")}
     write_key_pair(pairs["target"], tmp_path / "target.key")
@@ -190,7 +182,9 @@ def test_a_target_process_serves_two_servers_that_hold_its_keys_and_ends_in_orde
         os.kill(process.pid, signal.SIGTERM)
         for server in (a, b):
             assert server.until(Declined).reason == "it shuts down"
-        lines = ended(process)
+        assert process.stderr is not None and process.wait(LIMIT) == 0
+        lines = process.stderr.read()
+        assert "Traceback" not in lines and "leak" not in lines
         assert not stranger.channel.receive(0.5) and stranger.channel.refused(TARGET)
     assert outputs == run(make_engine(llama), [[5, 6, 7]] * 2, params)
     assert f"target 7 listens at {endpoint}" in lines

@@ -1,10 +1,10 @@
 """What is looked at before a cluster starts. Needs no Ray."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 
 from pilotfish.cluster.config import ClusterConfig, cluster_config
 from pilotfish.cluster.preflight import (
@@ -32,12 +32,6 @@ def config(target: dict[str, Any] | None = None, draft: dict[str, Any] | None = 
     return cluster_config({"roles": roles, **others})
 
 
-def refusal(check: Callable[..., None], *arguments: object) -> str:
-    with pytest.raises(InputError) as caught:
-        check(*arguments)
-    return str(caught.value)
-
-
 def test_all_find_a_place() -> None:
     both = config({"count": 2, "devices": {"target_device": 1}}, {"devices": {"draft_device": 1}})
     check_devices(both, [TARGETS, DRAFTS])
@@ -61,14 +55,14 @@ def test_all_find_a_place() -> None:
     ],
 )
 def test_which_and_where(target: dict[str, Any], draft: dict[str, Any] | None, message: str) -> None:
-    assert refusal(check_devices, config(target, draft), [TARGETS, DRAFTS]) == message
+    assert refused(InputError, check_devices, config(target, draft), [TARGETS, DRAFTS]) == message
 
 
 def test_each_rank_has_its_devices() -> None:
     fields = {"devices": {"target_device": 1}}
     check_devices(config({**fields, "options": {"tensor_parallel": 2}}), [TARGETS])
     three = config({**fields, "options": {"tensor_parallel": 3}})
-    assert "target ask for 3 target_device" in refusal(check_devices, three, [TARGETS])
+    assert "target ask for 3 target_device" in refused(InputError, check_devices, three, [TARGETS])
 
 
 def test_hosts_on_a_network_need_a_key() -> None:
@@ -135,7 +129,7 @@ def report(**changes: Any) -> HostReport:
     ],
 )
 def test_what_is_not_the_same_everywhere(second: HostReport, message: str) -> None:
-    assert refusal(check_reports, {"a": report(), "b": second}, "1") == message
+    assert refused(InputError, check_reports, {"a": report(), "b": second}, "1") == message
 
 
 def test_drafts_may_be_another_model() -> None:

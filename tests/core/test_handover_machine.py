@@ -156,12 +156,6 @@ def test_a_worker_that_was_started_again_ends_its_hand_overs_at_once() -> None:
     assert world.outcomes[WHOLE] == 1
 
 
-def ordered(world: World) -> PrefillOrder:
-    """What was just ordered."""
-    (order,) = [o.message for o in world.target.outbox if isinstance(o.message, PrefillOrder)]
-    return order
-
-
 @pytest.mark.parametrize(("busy", "times"), [(True, 1), (False, MAX_FAILURES)])
 def test_a_pool_that_is_busy_or_fails_too_often_is_left_alone(busy: bool, times: int) -> None:
     world = served(World())
@@ -177,20 +171,15 @@ def test_a_pool_that_is_busy_or_fails_too_often_is_left_alone(busy: bool, times:
     assert not pool.takes(60, world.now)
 
 
-def whole_reference(order: PrefillOrder) -> SegmentReference:
-    """To one segment of everything."""
-    tokens, digest = len(order.tokens), sequence_digest(order.tokens)
-    size = tokens * LAYERS * LAYOUT.token_bytes
-    return SegmentReference(0, order.handover, digest, 0, 0, tokens, 0, LAYERS, 0, size, LAYOUT.digest(), 0)
-
-
 def test_what_another_pool_says_of_a_hand_over_counts_for_nothing() -> None:
     world = served(World())
     handover = begun(world)
-    order = ordered(world)
+    (order,) = [o.message for o in world.target.outbox if isinstance(o.message, PrefillOrder)]
     (other,) = [pool for pool in world.target.pools if pool.name != handover.report.pool]
     assert other.welcome is not None
-    reference = whole_reference(order)
+    tokens, digest = len(order.tokens), sequence_digest(order.tokens)
+    size = tokens * LAYERS * LAYOUT.token_bytes  # one segment has everything
+    reference = SegmentReference(0, order.handover, digest, 0, 0, tokens, 0, LAYERS, 0, size, LAYOUT.digest(), 0)
     for message in (
         SegmentReady(reference),
         SegmentReady(reference.signed(other.welcome.mac_key)),

@@ -11,7 +11,7 @@ from sizes import sized
 from slot_contents import CHILDREN, SHAPE, SessionRules, make_table, path_inputs
 from vocabularies import read, said, sayings, table, tables
 
-from pilotfish.core.drafting import mapped_text
+from pilotfish.core.drafting import mapped_text, messages
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_machine import DraftMachine
 from pilotfish.core.drafting.draft_sessions import (
@@ -19,18 +19,6 @@ from pilotfish.core.drafting.draft_sessions import (
     DraftSession,
     SessionKey,
     add_children,
-)
-from pilotfish.core.drafting.messages import (
-    CONNECTION,
-    MAPPED,
-    PROTOCOL_VERSION,
-    Commit,
-    Hello,
-    Load,
-    Open,
-    Refuse,
-    RequestSampling,
-    Tree,
 )
 from pilotfish.core.drafting.vocabulary_map import MappedVocabulary, TokenTable, Unshared, VocabularyMap
 
@@ -58,7 +46,7 @@ class MappedMachine(SessionRules):
     def open(self, number: int, data: st.DataObject) -> None:
         mapped = number < 3
         tokens = data.draw(sayings(self.target if mapped else self.draft))
-        opened = Open(number, 1, tokens, len(tokens), 60, 0, RequestSampling(), 30)
+        opened = messages.Open(number, 1, tokens, len(tokens), 60, 0, messages.RequestSampling(), 30)
         vocabulary = self.vocabulary if mapped else None
         key, model = SessionKey(b"", number), DraftModel(CAPACITY)
         session = DraftSession(key, opened, "", 1.0, self.now, model, Unshared(), vocabulary)
@@ -116,7 +104,7 @@ TestMappedSessions.settings = settings(max_examples=sized(18, 200), stateful_ste
 
 TARGET = table([b"a", b"b", b"ab", b" "], ["<s>"])
 DRAFT = table([b" ", b"b", b"a", b"bb", b"ba"], ["<s>", "</s>"], lead=1)
-HELLO = Hello(PROTOCOL_VERSION, "theirs", 5, "target", {4: "<s>"})
+HELLO = messages.Hello(messages.PROTOCOL_VERSION, "theirs", 5, "target", {4: "<s>"})
 
 
 def machine(added: dict[int, str] | None = None) -> DraftMachine:
@@ -130,8 +118,8 @@ def heard(draft: DraftMachine, kind: type) -> list:  # type: ignore[type-arg]
     return [out.message for out in draft.outbox if isinstance(out.message, kind)]
 
 
-def opened(tokens: list[int], longest: int = 60) -> Open:
-    return Open(1, 1, tokens, len(tokens), longest, 7, RequestSampling(temperature=0.0), 20)
+def opened(tokens: list[int], longest: int = 60) -> messages.Open:
+    return messages.Open(1, 1, tokens, len(tokens), longest, 7, messages.RequestSampling(temperature=0.0), 20)
 
 
 def grow(draft: DraftMachine, tokens: list[int]) -> None:
@@ -146,7 +134,7 @@ def grow(draft: DraftMachine, tokens: list[int]) -> None:
 
 
 def serving(
-    tokens: list[int], hello: Hello = HELLO, added: dict[int, str] | None = None
+    tokens: list[int], hello: messages.Hello = HELLO, added: dict[int, str] | None = None
 ) -> tuple[DraftMachine, DraftSession]:
     """A draft with a session."""
     draft = machine(added)
@@ -159,14 +147,14 @@ def serving(
 def test_a_target_with_a_known_tokenizer_is_served_through_its_map() -> None:
     """On the wire are its own tokens alone, and its own lengths."""
     draft, session = serving([2, 3, 2])  # "ab ab"
-    assert MAPPED in heard(draft, Load)[0].capabilities
+    assert messages.MAPPED in heard(draft, messages.Load)[0].capabilities
     assert session.inputs == [5, 2, 1, 0, 2, 1] and session.tokens == [2, 3, 2]
     grow(draft, [0, 1])
     grow(draft, [3, 0])
-    first, second = heard(draft, Tree)
+    first, second = heard(draft, messages.Tree)
     assert (first.base_len, first.tokens, first.parents) == (3, [0, 1], [0, 0])
     assert second.base_len == 3 and set(second.tokens) == {0, 3}
-    draft.receive(b"t", Commit(1, 1, 3, [0, 3], 20), 0.0)
+    draft.receive(b"t", messages.Commit(1, 1, 3, [0, 3], 20), 0.0)
     assert session.inputs == [5, 2, 1, 0, 2, 1, 2, 0] and draft.counts.hits == 1
     assert session.length_at(session.tree.root) == 5
 
@@ -174,21 +162,23 @@ def test_a_target_with_a_known_tokenizer_is_served_through_its_map() -> None:
 @pytest.mark.parametrize(
     ("hello", "reason"),
     [
-        (Hello(PROTOCOL_VERSION, "another", 5, "target"), "--target-tokenizer"),
-        (Hello(PROTOCOL_VERSION, "theirs", 5, "target", {4: "<other>"}), "token '<other>' has id 4"),
-        (Hello(9, "theirs", 5, "target", oldest=8), "version"),
+        (messages.Hello(messages.PROTOCOL_VERSION, "another", 5, "target"), "--target-tokenizer"),
+        (messages.Hello(messages.PROTOCOL_VERSION, "theirs", 5, "target", {4: "<other>"}), "token '<other>' has id 4"),
+        (messages.Hello(9, "theirs", 5, "target", oldest=8), "version"),
     ],
 )
-def test_others_are_refused(hello: Hello, reason: str) -> None:
+def test_others_are_refused(hello: messages.Hello, reason: str) -> None:
     draft = machine()
     draft.receive(b"t", hello, 0.0)
-    (refusal,) = heard(draft, Refuse)
-    assert refusal.session == CONNECTION and reason in refusal.reason
+    (refusal,) = heard(draft, messages.Refuse)
+    assert refusal.session == messages.CONNECTION and reason in refusal.reason
 
 
 def test_a_target_with_the_drafts_own_tokenizer_needs_no_map() -> None:
-    draft, session = serving([0, 3], Hello(PROTOCOL_VERSION, "ours", 7, "target", {5: "<s>", 6: "</s>"}))
-    assert MAPPED not in heard(draft, Load)[0].capabilities and session.inputs is session.tokens
+    draft, session = serving(
+        [0, 3], messages.Hello(messages.PROTOCOL_VERSION, "ours", 7, "target", {5: "<s>", 6: "</s>"})
+    )
+    assert messages.MAPPED not in heard(draft, messages.Load)[0].capabilities and session.inputs is session.tokens
 
 
 def test_what_the_draft_cannot_hold_is_refused() -> None:
@@ -196,16 +186,16 @@ def test_what_the_draft_cannot_hold_is_refused() -> None:
     draft = machine()
     draft.receive(b"t", HELLO, 0.0)
     draft.receive(b"t", opened([2, 3] * 10), 0.0)  # a lead and 30
-    assert "31 do not fit into the 30" in heard(draft, Refuse)[0].reason and not len(draft.table)
+    assert "31 do not fit into the 30" in heard(draft, messages.Refuse)[0].reason and not len(draft.table)
     draft.receive(b"t", opened([0] * 120), 0.0)  # not read at all
-    assert "120 do not fit into the 120" in heard(draft, Refuse)[1].reason
-    draft.receive(b"t", Open(2, 1, [2, 3] * 5, 10, 60, 7, RequestSampling(), 20), 0.0)
-    draft.receive(b"t", Commit(2, 1, 10, [2, 3] * 5, 20), 0.0)
-    assert "31 are more than the 30" in heard(draft, Refuse)[2].reason and not len(draft.table)
+    assert "120 do not fit into the 120" in heard(draft, messages.Refuse)[1].reason
+    draft.receive(b"t", messages.Open(2, 1, [2, 3] * 5, 10, 60, 7, messages.RequestSampling(), 20), 0.0)
+    draft.receive(b"t", messages.Commit(2, 1, 10, [2, 3] * 5, 20), 0.0)
+    assert "31 are more than the 30" in heard(draft, messages.Refuse)[2].reason and not len(draft.table)
 
 
 def test_tokens_that_the_target_itself_lacks_are_not_guessed() -> None:
     """Its tokenizer's directory has an added token more than it tells of."""
     draft, _ = serving([0], added={4: "<s>", 5: "<more>"})
     grow(draft, [4, 5])
-    assert heard(draft, Tree)[0].tokens == [4]
+    assert heard(draft, messages.Tree)[0].tokens == [4]

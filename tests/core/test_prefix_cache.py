@@ -49,19 +49,6 @@ def check_held(held: HeldRuns, known: set[Prefix], window: int = CAPACITY) -> No
     assert held.prefixes._keys == set(map(key_of, whole))
 
 
-def check_from_now(held: HeldRuns, cache: PrefixCache) -> None:
-    """Who watches from now on knows as much as who has watched from the beginning."""
-    assert HeldRuns(cache).prefixes._keys == held.prefixes._keys
-
-
-def filled(pool: SlotPool, cache: PrefixCache, salt: str | None, tokens: Sequence[int]) -> Slots:
-    """Slots of a request that has computed `tokens`, known and released."""
-    slots = pool.allocate(len(tokens))
-    slots = cache.insert(salt, tokens, slots)
-    pool.release(slots)
-    return slots
-
-
 def request(pool: SlotPool, cache: PrefixCache, tokens: Sequence[int]) -> int:
     """A request that comes alone and leaves all it has computed; how many tokens it found."""
     shared = cache.match(None, tokens)
@@ -152,7 +139,8 @@ class CacheMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Once nobody owns any the cache can be emptied, of tokens too."""
         if hasattr(self, "pool"):
-            check_from_now(self.held, self.cache)
+            # Who watches from now on knows as much as who has watched from the beginning.
+            assert HeldRuns(self.cache).prefixes._keys == self.held.prefixes._keys
             self.cache.watcher = self.held
             for *_, slots in self.running:
                 self.pool.release(present(slots))
@@ -167,7 +155,7 @@ TestCache.settings = settings(max_examples=sized(25, 400), stateful_step_count=4
 def test_runs_lose_their_beginning_first_and_stay_reusable() -> None:
     pool = SlotPool(20, window=4)
     cache, tokens = PrefixCache(pool, proven_share=0), list(range(10))
-    filled(pool, cache, None, tokens)
+    pool.release(cache.insert(None, tokens, pool.allocate(len(tokens))))
     assert cache.evict(7) == 7
     assert [len(cache.match(None, tokens[:n])) for n in (10, 9, 3)] == [10, 0, 0]
     assert cache.evict(1) == 1 and len(cache.match(None, tokens)) == 0

@@ -25,7 +25,7 @@ from pilotfish.core.cache import prefix_keys
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.prefix_keys import KnownPrefixes
 from pilotfish.core.cache.slots import SlotPool
-from pilotfish.core.drafting import draft_sessions
+from pilotfish.core.drafting import draft_sessions, messages
 from pilotfish.core.drafting import pools as target_pools
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_machine import REPORT, SILENCE, DraftMachine
@@ -38,16 +38,6 @@ from pilotfish.core.drafting.draft_sessions import (
     add_children,
 )
 from pilotfish.core.drafting.level_choice import LevelShape
-from pilotfish.core.drafting.messages import (
-    FEEDBACK,
-    PROTOCOL_VERSION,
-    TARGET_CAPABILITIES,
-    FeatureOffer,
-    FeatureRows,
-    Hello,
-    Open,
-    TreeFeedback,
-)
 from pilotfish.core.drafting.pools import DraftPool, RemoteSession, SessionState
 from pilotfish.core.drafting.target_machine import RemoteOptions, TargetMachine
 from pilotfish.core.features import feature_sending
@@ -65,8 +55,10 @@ from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
 
 VOCAB, CHILDREN = 10, 3
 WIDTH = 2
-OFFER = FeatureOffer("projection", WIDTH, "float32")
-HELLO = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target", {}, OFFER, capabilities=list(TARGET_CAPABILITIES))
+OFFER = messages.FeatureOffer("projection", WIDTH, "float32")
+HELLO = messages.Hello(
+    messages.PROTOCOL_VERSION, "digest", VOCAB, "target", {}, OFFER, capabilities=list(messages.TARGET_CAPABILITIES)
+)
 #: Too few for all.
 MOST_KEYS = 60
 CHANCES = np.log([0.6, 0.25, 0.1])
@@ -90,7 +82,7 @@ def make_draft(number: int) -> DraftMachine:
     need = None if number else FeatureNeed(("projection",), WIDTH)
     draft = DraftMachine(DraftIdentity("draft", "digest", {}), table, LevelShape(8, CHILDREN), 200, features=need)
     draft.known = KnownPrefixes(MOST_KEYS)
-    draft.capabilities.append(FEEDBACK)
+    draft.capabilities.append(messages.FEEDBACK)
     return draft
 
 
@@ -294,7 +286,7 @@ class World(Lines):
         peer, sent = self.line(choice).popleft()
         frame, line = flipped(sent, choice), choice % len(self.lines)
         try:
-            seen = isinstance((decode_to_draft if line < POOLS else decode_to_target)(frame), FeatureRows)
+            seen = isinstance((decode_to_draft if line < POOLS else decode_to_target)(frame), messages.FeatureRows)
         except WireError:
             seen = True
         if seen:
@@ -304,7 +296,7 @@ class World(Lines):
         """What the machines have to say, put on the lines."""
         for outgoing in self.target.outbox:
             draft = self.dialled[outgoing.peer]
-            if isinstance(outgoing.message, Open):
+            if isinstance(outgoing.message, messages.Open):
                 pool = self.pool_of(draft)
                 assert pool is not None and not pool.draining
                 self.named += outgoing.message.prefix_key is not None
@@ -320,7 +312,7 @@ class World(Lines):
             self.changed.add(line)
             try:
                 message = decode_to_draft(sent)
-                if isinstance(message, TreeFeedback):
+                if isinstance(message, messages.TreeFeedback):
                     self._check_feedback(message)
                 self.drafts[line].receive(peer, message, self.now)
             except UnknownTypeError as error:
@@ -340,7 +332,7 @@ class World(Lines):
         else:
             self.target.receive(pool, message, self.now)
 
-    def _check_feedback(self, feedback: TreeFeedback) -> None:
+    def _check_feedback(self, feedback: messages.TreeFeedback) -> None:
         accepted = feedback.accepted
         assert set(accepted) <= set(feedback.verified) and accepted == sorted(accepted)
         assert not set(feedback.late) & set(feedback.verified)
@@ -395,12 +387,10 @@ class World(Lines):
         for _ in range(400):
             self.now += REPORT
             self.tick()
-            self.post()
             self._deliver_all()
             for number in range(POOLS):
                 self.level(number)
             self.step(0b111111)
-            self.post()
             self._deliver_all()
             self.check()
             if not self.requests:
@@ -410,6 +400,7 @@ class World(Lines):
         raise AssertionError([(s.state, s.pool, s.not_before - self.now) for s in self.target.sessions.values()])
 
     def _deliver_all(self) -> None:
+        self.post()
         while any(self.lines):
             self.deliver_all()
             self.post()
@@ -437,14 +428,12 @@ class World(Lines):
         agreed = [self._drafts_session(session) for session in self.target.sessions.values()]
         while self.requests:
             self.close(0)
-        self.post()
         self._deliver_all()
         assert not any(session in draft.table for session in agreed for draft in self.drafts)
         until = self.now + max(FORGOTTEN, SILENCE) + 2 * REPORT
         while self.now < until:
             self.now += REPORT
             self.tick()
-            self.post()
             self._deliver_all()
         self.check()
         assert not self.target.sessions

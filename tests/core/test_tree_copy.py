@@ -60,13 +60,6 @@ class Draft:
         self.length += len(tokens)
 
 
-def some_tokens(data: st.DataObject, tree: Lookahead) -> list[int]:
-    """A path of the tree, or a part of one, and maybe a token that is in no tree."""
-    path = tree.path_tokens(data.draw(st.sampled_from(tree.likeliest(1 << 20)))) if len(tree) else []
-    extra = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=not path, max_size=2))
-    return [*path, *extra]
-
-
 @given(st.data())
 def test_when_all_is_delivered_the_copy_is_the_drafts_tree(data: st.DataObject) -> None:
     """Pushes wait while the target commits, and commits while the draft pushes; both in order."""
@@ -80,7 +73,11 @@ def test_when_all_is_delivered_the_copy_is_the_drafts_tree(data: st.DataObject) 
         elif action == "deliver" and pushes:
             copy.attach(pushes.popleft())
         elif action == "commit":
-            commits.append(some_tokens(data, draft.tree))
+            # a path of the tree, or a part of one, and maybe a token that is in no tree
+            likely = draft.tree.likeliest(1 << 20) if len(draft.tree) else []
+            path = draft.tree.path_tokens(data.draw(st.sampled_from(likely))) if len(draft.tree) else []
+            extra = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=not path, max_size=2))
+            commits.append([*path, *extra])
             copy.commit(commits[-1])
         elif action == "hear" and commits:
             draft.commit(commits.popleft())

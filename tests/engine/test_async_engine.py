@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import pytest
 from attending import open_requests
@@ -30,10 +29,6 @@ ENDING = 5.0
 PARAMS = SamplingParams(max_tokens=24, seed=7, temperature=0.8)
 
 
-def configured(llama: Path, **fields: Any) -> EngineConfig:
-    return EngineConfig(**{"target": llama, "dtype": "float32", "threads": 1, "kv_slots": 4096, **fields})
-
-
 async def output(stream: Stream) -> Delta:
     """The only output of a request, whole."""
     return reduce(joined, [update.delta async for update in stream])
@@ -53,7 +48,8 @@ def status_of(engine: AsyncEngine) -> Status:
 
 @pytest.fixture(scope="module")
 async def engine(llama: Path) -> AsyncIterator[AsyncEngine]:
-    engine = AsyncEngine(configured(llama, pace="target=5ms"), ServerConfig(target_timeout=3.0))
+    config = EngineConfig(target=llama, dtype="float32", threads=1, kv_slots=4096, pace="target=5ms")
+    engine = AsyncEngine(config, ServerConfig(target_timeout=3.0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "WorkerProcess", ForkedWorker)
         await engine.start()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import refused
 from sizes import sized
 from support import (
     CONTEXT,
@@ -177,9 +178,7 @@ def test_a_stop_string_leaves_its_response_to_the_tenant(llama: Path, off: Engin
 
 @pytest.mark.parametrize("name", ["nothing", "no/such/model", "/no/such/model"])
 def test_a_missing_model(name: str) -> None:
-    with pytest.raises(ModelError) as caught:
-        make_engine(Path(name))
-    assert "\n" not in str(caught.value)
+    refused(ModelError, make_engine, Path(name))
 
 
 # -- a draft can only help

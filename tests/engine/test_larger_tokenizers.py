@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import VOCAB, edit_config, write_tokenizer
+from support import VOCAB, edit_config
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -35,16 +35,11 @@ TEXT = f"see {IMAGE} and {FRAME}{IMAGE}."
 def model(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of `VOCAB` embeddings; its tokenizer has two more entries."""
     directory = Path(shutil.copytree(llama, tmp_path_factory.mktemp("larger") / "model"))
-    extended(directory)
-    return directory
-
-
-def extended(directory: Path) -> None:
-    write_tokenizer(directory)
     tokenizer = AutoTokenizer.from_pretrained(directory)
     tokenizer.add_tokens([AddedToken(IMAGE, special=True, normalized=False), FRAME])
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(directory)
+    return directory
 
 
 @pytest.fixture(scope="module")

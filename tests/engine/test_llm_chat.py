@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 from support import assert_idle
 
 from pilotfish import LLM, SamplingParams
@@ -99,9 +100,7 @@ def test_messages_are_those_of_the_server(llm: LLM) -> None:
 def test_what_is_wrong_is_named_before_anything_runs(
     llm: LLM, messages: Any, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InputError) as raised:
-        llm.chat(messages, P, **options)
-    assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
+    assert refused(InputError, llm.chat, messages, P, **options).startswith(message)
     assert_idle(llm.engine)
 
 

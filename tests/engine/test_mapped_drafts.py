@@ -9,9 +9,8 @@ import inline_drafts
 import pytest
 from inline_drafts import draft_worker, patient_propose
 from loopback import Loopback
-from permuted_models import permuted
 from sizes import sized
-from support import SETTINGS, SNIPPETS, assert_idle, drain, make_engine, tiny_model, write_tokenizer
+from support import SETTINGS, SNIPPETS, assert_idle, drain, make_engine, write_model
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
@@ -34,18 +33,11 @@ ASKED: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.fixture(scope="module")
-def other_ids(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return permuted(llama, tmp_path_factory.mktemp("permuted"))
-
-
 @pytest.fixture(scope="module", params=[320, 900])
 def another(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with fewer tokens than the target, or with more."""
-    directory = tmp_path_factory.mktemp("another")
-    tiny_model("llama", 3, vocab_size=request.param).save_pretrained(directory)  # type: ignore[operator]
-    write_tokenizer(directory, request.param)
-    return directory
+    size = {"tokens": request.param, "vocab_size": request.param}
+    return write_model(tmp_path_factory.mktemp("another"), "llama", seed=3, **size)
 
 
 @contextmanager
@@ -120,17 +112,12 @@ def test_a_chat_goes_on_with_kv_that_is_known(
 # -- what is refused
 
 
-def refused(target: Path, draft: Path, named: Path) -> str:
-    model = EngineConfig(target=draft, dtype="float32", threads=1)
-    config = DraftConfig(model=model, listen="ipc://nowhere", target_tokenizer=(named,), target=target)
-    with pytest.raises(ParameterError) as refusal:
-        make_worker(config, Loopback(b"pool"))
-    return str(refusal.value)
-
-
 def test_a_trained_head_takes_no_other_vocabulary(llama: Path) -> None:
     head = resolve_pair("pycode", "eagle3").draft
-    assert f"expected nothing: {head} is a trained head" in refused(llama, head, llama)
+    model = EngineConfig(target=head, dtype="float32", threads=1)
+    config = DraftConfig(model=model, listen="ipc://nowhere", target_tokenizer=(llama,), target=llama)
+    with pytest.raises(ParameterError, match=f"expected nothing: {head} is a trained head"):
+        make_worker(config, Loopback(b"pool"))
 
 
 def test_a_directory_without_a_tokenizer(llama: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refused
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -40,15 +41,12 @@ class Settings:
 """
 
 
-def _bytes(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-
-
 def test_sizes() -> None:
     directories = (PAIR.target, PAIR.draft, *HEADS.values())
     files = [path for directory in directories for path in directory.glob("*.safetensors")]
     assert files and all(path.stat().st_size < 16 * MEBIBYTE for path in files)
-    assert sum(map(_bytes, directories)) <= 48_000_000
+    every = [path for directory in directories for path in directory.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in every) <= 48_000_000
 
 
 @BOTH
@@ -175,9 +173,7 @@ def test_large_models_are_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bad_names_are_refused() -> None:
     for name in ("", "llama", "pycode\n", "pycode@", "pycode@m", "pycode@344", "pycode@0m", "pycode@1m\n", "../x"):
-        with pytest.raises(ParameterError, match="pair") as caught:
-            resolve_pair(name)
-        assert "\n" not in str(caught.value)
+        assert "pair" in refused(ParameterError, resolve_pair, name)
 
 
 def test_sizes_below_the_model_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

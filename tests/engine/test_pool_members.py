@@ -28,7 +28,7 @@ from pilotfish.engine.targets import status
 from pilotfish.engine.targets.members import Member, Members, write_members
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.wire.channel import ChannelThread
-from pilotfish.wire.curve_keys import KeyPair, TargetKeys, new_key_pair
+from pilotfish.wire.curve_keys import TargetKeys, new_key_pair
 from pilotfish.wire.endpoints import Endpoint
 from pilotfish.wire.sockets import DialingChannel
 
@@ -265,13 +265,9 @@ def test_keys_of_members(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> No
     own, theirs = new_key_pair(), new_key_pair()
     keyed = Member(f"ipc://{tmp_path}/pool", theirs.public)
     for key, joins in ((None, 0), (own, 1)):
-        assert len(_told(key, keyed)) == joins
+        channel, user = DialingChannel((), b"run"), User()
+        with closing(ChannelThread(channel)) as thread:
+            thread.start(lambda _: None, lambda: None)
+            PoolMembers(channel, thread, key, _pool, user).set([keyed])
+        assert len(user.told) == joins
     assert "draft_key" in caplog.text and "as ipc://" in caplog.text and len(caplog.records) == 1
-
-
-def _told(own: KeyPair | None, member: Member) -> list[tuple[str, ...]]:
-    channel, user = DialingChannel((), b"run"), User()
-    with closing(ChannelThread(channel)) as thread:
-        thread.start(lambda _: None, lambda: None)
-        PoolMembers(channel, thread, own, _pool, user).set([member])
-    return user.told

@@ -270,7 +270,9 @@ class Holder(Rig):
         return [message for message in self.told[peer] if isinstance(message, Held)]
 
     def follow(self, peer: Peer) -> None:
+        """A server asks what is held, and may be told."""
         self.hear(peer, Attendance().attend(True, self.copies[peer].expected("target")))
+        self.tell()
 
     def compute(self, tokens: list[int]) -> None:
         slots = self.cache.allocate(len(tokens))
@@ -293,11 +295,9 @@ def holder() -> Holder:
 def test_a_server_is_told_all_and_then_what_changes(holder: Holder) -> None:
     holder.compute(TEXT[:128])
     holder.follow(A)
-    holder.tell()
     assert holder.pages(A) == 2
     holder.compute(TEXT)
     holder.follow(B)
-    holder.tell()
     assert (holder.pages(A), holder.pages(B)) == (4, 4)
     holder.cache.evict(150)
     holder.tell()
@@ -314,7 +314,6 @@ def test_nothing_is_named_while_nobody_asks(holder: Holder) -> None:
 
 def test_a_gap_is_mended(holder: Holder) -> None:
     holder.follow(A)
-    holder.tell()
     holder.lost = True
     holder.compute(TEXT[:64])
     holder.tell()
@@ -323,7 +322,6 @@ def test_a_gap_is_mended(holder: Holder) -> None:
     holder.tell()
     assert holder.pages(A) == 0
     holder.follow(A)  # asks for all
-    holder.tell()
     assert holder.pages(A) == 0  # it was told all a moment ago
     holder.tell(AGAIN)
     assert holder.pages(A) == 4
@@ -331,18 +329,15 @@ def test_a_gap_is_mended(holder: Holder) -> None:
 
 def test_a_server_that_comes_back_is_told_all(holder: Holder) -> None:
     holder.follow(A)
-    holder.tell()
     holder.let_pass(SERVER_SILENCE + 1.5)
     holder.compute(TEXT)
     holder.tell()
     assert holder.pages(A) == 0
     holder.follow(A)
-    holder.tell()
     assert holder.pages(A) == 4
 
 
 def test_without_a_cache_servers_are_told_that_nothing_is_held() -> None:
     holder = Holder(cached=False)
     holder.follow(A)
-    holder.tell()
     assert holder.held(A) == [Held(0, whole=True)] and holder.copies[A].expected("target") == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from inline_drafts import draft_worker, inline_drafts
 from sizes import in_soak, sized
-from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, eventually, make_engine, run, write_tokenizer
+from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, eventually, make_engine, run, running, write_model
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafting.messages import Commit, Hello, Load, Open, Tree
@@ -37,11 +37,10 @@ LENGTH = 24
 PACE = "target=6ms"
 
 
-def params(number: int) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": LENGTH, "seed": number, **SETTINGS[number % len(SETTINGS)]})
-
-
-ALL = [params(number) for number in range(len(SNIPPETS))]
+ALL = [
+    SamplingParams(**{"max_tokens": LENGTH, "seed": seed, **SETTINGS[seed % len(SETTINGS)]})
+    for seed in range(len(SNIPPETS))
+]
 
 
 @pytest.fixture(scope="module")
@@ -128,34 +127,26 @@ def test_where_nobody_listens_nothing_waits(
         assert (score.ready, score.requests, score.steps, score.tokens_per_second) == (False, 0, 0, 0.0)
 
 
-class ScriptedPool:
-    """Says that it is ready, and answers each Open and Commit with whatever `answer` gives."""
+@contextmanager
+def scripted_pool(
+    endpoint: str, answer: Callable[[Open | Commit], bytes | None], keys: PoolKeys | None = None
+) -> Iterator[ListeningChannel]:
+    """It says that it is ready, and answers each Open and Commit with whatever `answer` gives."""
+    ended = threading.Event()
 
-    def __init__(self, endpoint: str, answer: Callable[[Open | Commit], bytes | None], keys: PoolKeys | None = None):
-        self.channel, self._answer = ListeningChannel(endpoint, keys), answer
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def __enter__(self) -> ScriptedPool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        self.channel.close()
-
-    def _run(self) -> None:
-        while not self._ended.is_set():
-            for received in self.channel.receive(0.01):
-                self._hear(received.peer, bytes(received.frame))
-
-    def _hear(self, peer: Peer, frame: bytes) -> None:
-        message = decode_to_draft(frame)
+    def hear(peer: Peer, message: object) -> None:
         if isinstance(message, Hello):
-            self.channel.send(peer, encode(Load("scripted", 0, 0, 0, 100, 1.0, 1.0, revision="r7")))
-        elif isinstance(message, Open | Commit) and (sent := self._answer(message)) is not None:
-            self.channel.send(peer, sent)
+            channel.send(peer, encode(Load("scripted", 0, 0, 0, 100, 1.0, 1.0, revision="r7")))
+        elif isinstance(message, Open | Commit) and (sent := answer(message)) is not None:
+            channel.send(peer, sent)
+
+    def serve() -> None:
+        while not ended.is_set():
+            for received in channel.receive(0.01):
+                hear(received.peer, decode_to_draft(bytes(received.frame)))
+
+    with closing(ListeningChannel(endpoint, keys)) as channel, running(serve, ended.set):
+        yield channel
 
 
 def nonsense(seed: int) -> Callable[[Open | Commit], bytes]:
@@ -174,7 +165,7 @@ def nonsense(seed: int) -> Callable[[Open | Commit], bytes]:
 
 
 def test_a_malicious_one_harms_its_own_score_alone(llama: Path, alone: list[list[int]], endpoint: str) -> None:
-    with ScriptedPool(endpoint, nonsense(0)), shadowed(llama, endpoint) as engine:
+    with scripted_pool(endpoint, nonsense(0)), shadowed(llama, endpoint) as engine:
         for _ in range(3):
             assert run(engine, SNIPPETS, ALL) == alone
         eventually(lambda: report(engine).requests > 0)
@@ -184,7 +175,7 @@ def test_a_malicious_one_harms_its_own_score_alone(llama: Path, alone: list[list
 
 
 def test_a_silent_one_is_late_at_every_step(llama: Path, alone: list[list[int]], endpoint: str) -> None:
-    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, endpoint, drafter="lm") as engine:
+    with scripted_pool(endpoint, lambda _: None), shadowed(llama, endpoint, drafter="lm") as engine:
         assert run(engine, SNIPPETS, ALL) == alone
         score = settled(engine, len(SNIPPETS))
         assert score.late == score.steps == sum(map(len, alone)) and score.trees == 0
@@ -194,7 +185,7 @@ def test_a_silent_one_is_late_at_every_step(llama: Path, alone: list[list[int]],
 def test_what_would_guess_beside_it_counts_too(llama: Path, endpoint: str) -> None:
     """n-grams, where the output repeats itself."""
     loop = SamplingParams(max_tokens=64, temperature=0.0, allowed_token_ids=(33, 34))
-    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, endpoint, drafter="lm+ngram") as engine:
+    with scripted_pool(endpoint, lambda _: None), shadowed(llama, endpoint, drafter="lm+ngram") as engine:
         [output] = run(engine, [SNIPPETS[0]], [loop])
         score = settled(engine, 1)
         assert score.steps + score.accepted == len(output) == 64
@@ -204,7 +195,7 @@ def test_what_would_guess_beside_it_counts_too(llama: Path, endpoint: str) -> No
 def test_a_constrained_output_is_followed_through_its_grammar(llama: Path, endpoint: str) -> None:
     constraint = Constraint.regex(r"(one fish|two fish)( and red fish){3}")
     asked = SamplingParams(max_tokens=80, seed=1, temperature=0.8, structured_outputs=constraint)
-    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, endpoint, drafter="lm") as engine:
+    with scripted_pool(endpoint, lambda _: None), shadowed(llama, endpoint, drafter="lm") as engine:
         [output] = run(engine, [SNIPPETS[0]], [asked])
         score = settled(engine, 1)
         assert round(score.tokens_per_step * score.steps) == len(output)  # it may end with a guess
@@ -212,7 +203,7 @@ def test_a_constrained_output_is_followed_through_its_grammar(llama: Path, endpo
 
 
 def test_servers_are_told(llama: Path, endpoint: str) -> None:
-    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, endpoint) as engine:
+    with scripted_pool(endpoint, lambda _: None), shadowed(llama, endpoint) as engine:
         run(engine, SNIPPETS[:1], ALL[:1])
         told = settled(engine, 1)
         status = SERVER_DECODER.decode(encode(status_of(engine, identity_of(engine), "first")))
@@ -221,14 +212,9 @@ def test_servers_are_told(llama: Path, endpoint: str) -> None:
 
 
 def test_one_that_refuses_says_so_in_a_line(
-    llama: Path, draft: Path, alone: list[list[int]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    llama: Path, alone: list[list[int]], endpoint: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    for file in draft.iterdir():
-        (other / file.name).write_bytes(file.read_bytes())
-    write_tokenizer(other, 400)
-    endpoint = f"ipc://{tmp_path}/shadow"
+    other = write_model(tmp_path / "other", "llama", tokens=400)
     with (
         draft_worker(EngineConfig(target=llama, draft=other, kv_slots=4096), endpoint),
         shadowed(llama, endpoint, ready=False) as engine,
@@ -245,7 +231,7 @@ def test_one_whose_steps_cannot_be_made_is_given_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(ShadowMachine, "turn", Mock(side_effect=WireError("broken")))
-    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, endpoint, ready=False) as engine:
+    with scripted_pool(endpoint, lambda _: None), shadowed(llama, endpoint, ready=False) as engine:
         eventually(lambda: "is not scored any more" in caplog.text)
         assert run(engine, SNIPPETS, ALL) == alone and not report(engine).ready
     assert [record.levelno for record in caplog.records if "not scored" in record.message] == [logging.ERROR]
@@ -257,8 +243,8 @@ def test_a_pool_with_keys(llama: Path, tmp_path: Path) -> None:
     keys = PoolKeys(pool, {own.public: PoolClient("target", 1.0)})
     given = {"draft_key": tmp_path / "own.key", "shadow_pool_key": (pool.public,)}
     with (
-        ScriptedPool("tcp://127.0.0.1:0", lambda _: None, keys) as scripted,
-        shadowed(llama, scripted.channel.endpoint, **given) as engine,
+        scripted_pool("tcp://127.0.0.1:0", lambda _: None, keys) as scripted,
+        shadowed(llama, scripted.endpoint, **given) as engine,
     ):
         assert report(engine).ready
 

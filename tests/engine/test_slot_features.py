@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from support import CONTEXT, SNIPPETS, assert_idle, make_engine, native_model, params, settle
-from torch import Tensor
 
 from pilotfish.config.fields import KVDType
 from pilotfish.core.features.features import FINAL, Features
@@ -24,11 +23,7 @@ from pilotfish.model.feature_tap import FeatureTap
 PROMPTS = [[place + 3, *range(20 + 7 * place, 320 + 7 * place)] for place in range(4)]
 
 
-def narrowed(states: Tensor) -> Tensor:
-    return states[:, ::20]
-
-
-TAP = FeatureTap((0, 2, FINAL), 10, narrowed, "every 20th")
+TAP = FeatureTap((0, 2, FINAL), 10, lambda states: states[:, ::20], "every 20th")
 
 
 def make_tapped(monkeypatch: pytest.MonkeyPatch, target: Path, **config: Any) -> Engine:

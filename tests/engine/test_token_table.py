@@ -1,5 +1,6 @@
 """What tokens stand for, of byte-level BPE and of SentencePiece's kind, and texts that may be parts of others."""
 
+import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from support import CORPUS, SNIPPETS, VOCAB, write_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from pilotfish.core.drafting.vocabulary_map import TokenTable, VocabularyMap
+from pilotfish.core.drafting.vocabulary_map import VocabularyMap
 from pilotfish.engine.drafts.draft_pool import mapped_vocabularies
 from pilotfish.engine.token_table import token_table
 from pilotfish.errors import ParameterError
@@ -29,17 +30,11 @@ def sentencepiece(size: int = 600, **options: Any) -> PreTrainedTokenizerFast:
     trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=special, show_progress=False, max_token_length=8)
     words = [word for text in CORPUS for word in text.replace(" ", "▁").split("▁")]
     tokenizer.train_from_iterator([f"▁{word}" for word in words], trainer)
-    made = _without_bytes_as_special(tokenizer)
+    described = json.loads(tokenizer.to_str())
+    described["added_tokens"] = described["added_tokens"][:3]  # bytes are no special tokens
+    made = Tokenizer.from_str(json.dumps(described))
     made.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
     return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", **options)
-
-
-def _without_bytes_as_special(tokenizer: Tokenizer) -> Tokenizer:
-    import json
-
-    described = json.loads(tokenizer.to_str())
-    described["added_tokens"] = described["added_tokens"][:3]
-    return Tokenizer.from_str(json.dumps(described))
 
 
 def metaspace(scheme: str = "always") -> PreTrainedTokenizerFast:
@@ -64,16 +59,13 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return make[request.param]()
 
 
-def spoken(table: TokenTable, text: str) -> bytes:
-    return b"".join(table.plain.get(token, b"?") for token in table.encode(text))
-
-
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_text_is_the_bytes_of_its_tokens(tokenizer: Any, text: str) -> None:
     """Without a space before it, and of parts as of the whole."""
     table = token_table(tokenizer, len(tokenizer))
     for start in range(0, len(text), 3):
-        assert spoken(table, text[start:]) == text[start:].encode()
+        spoken = b"".join(table.plain.get(token, b"?") for token in table.encode(text[start:]))
+        assert spoken == text[start:].encode()
 
 
 @pytest.mark.parametrize("make", [byte_level, lambda _: sentencepiece()], ids=["byte level", "sentencepiece"])

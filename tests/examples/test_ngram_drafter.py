@@ -1,7 +1,6 @@
 """The example drafter, which tests/wire/conformance holds against the protocol; the frames in its page are real."""
 
 import hashlib
-import importlib.util
 import json
 import re
 import signal
@@ -10,32 +9,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any, get_args
 
 import msgspec
+import ngram_drafter as script
 import numpy as np
 import pytest
 from pages import codes, table
 from support import tree_of
 
 from pilotfish.core.cache.prefix_keys import prefix_keys, text_root
-from pilotfish.core.drafting.messages import (
-    FEATURES,
-    PREFIX_KEYS,
-    PROTOCOL_VERSION,
-    TARGET_CAPABILITIES,
-    Commit,
-    FeatureOffer,
-    FeatureRows,
-    Hello,
-    Load,
-    Open,
-    RequestSampling,
-    ToDraft,
-    ToTarget,
-    Tree,
-)
+from pilotfish.core.drafting import messages
 from pilotfish.core.features.feature_rows import FEATURE_TYPES, coded
 from pilotfish.core.features.feature_sending import FEATURE_DROPS
 from pilotfish.core.peers.fields import Echo
@@ -46,38 +30,25 @@ from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
 from pilotfish.wire.sockets import DialingChannel
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "examples" / "ngram_drafter.py"
 PAGE = ROOT / "docs" / "draft-protocol.md"
 VOCAB = 4096
-HELLO = Hello(PROTOCOL_VERSION, "digest", VOCAB, "a target")
+HELLO = messages.Hello(messages.PROTOCOL_VERSION, "digest", VOCAB, "a target")
 #: A text of which each token says what comes next.
 LOOP = list(range(100, 110))
 PATIENCE = 20.0  # seconds
 WANTED = 40  # nodes below a root, more than there will be
 
 
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ngram_drafter", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["ngram_drafter"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-script = load_script()
-
-
 class Target:
     """Of a drafter in this process, whose answers are kept in place of being sent."""
 
     def __init__(self) -> None:
-        self.sent: list[ToTarget] = []
+        self.sent: list[messages.ToTarget] = []
         self.drafter = script.Drafter(None)
         self.drafter.send = self._keep
         self.send(HELLO)
 
-    def send(self, message: ToDraft) -> None:
+    def send(self, message: messages.ToDraft) -> None:
         self.drafter.receive(b"route", b"one", encode(message))
 
     def _keep(self, _: bytes, kind: str, **fields: Any) -> None:
@@ -85,7 +56,7 @@ class Target:
 
     def tree(self, copy: TreeCopy, base_len: int) -> None:
         """Attaches the next one."""
-        tree = next(message for message in self.sent if isinstance(message, Tree))
+        tree = next(message for message in self.sent if isinstance(message, messages.Tree))
         self.sent.remove(tree)
         assert tree.base_len == base_len
         copy.attach(tree)
@@ -96,28 +67,29 @@ def target() -> Target:
     return Target()
 
 
-def opened(session: int, tokens: list[int], **fields: Any) -> Open:
+def opened(session: int, tokens: list[int], **fields: Any) -> messages.Open:
     values: dict[str, Any] = {
         "generation": 1,
         "prompt_tokens": len(tokens),
         "max_length": len(tokens) + 100,
         "seed": 7,
-        "sampling": RequestSampling(temperature=0.0),
+        "sampling": messages.RequestSampling(temperature=0.0),
         "wanted": WANTED,
     }
-    return Open(session=session, tokens=tokens, **{**values, **fields})
+    return messages.Open(session=session, tokens=tokens, **{**values, **fields})
 
 
 def test_its_process_understands_the_targets_own_channel_and_ends_when_told(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path / 'socket'}"
-    process = subprocess.Popen([sys.executable, SCRIPT, "--listen", endpoint], stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, script.__file__, "--listen", endpoint]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     channel, received = DialingChannel([endpoint], b"its incarnation"), []
     try:
         deadline = time.monotonic() + PATIENCE
         while not received and time.monotonic() < deadline:
             channel.send(b"0", encode(HELLO))
             received = channel.receive(0.05)
-        assert isinstance(decode_to_target(received[0].frame), Load)
+        assert isinstance(decode_to_target(received[0].frame), messages.Load)
     finally:
         channel.close()
         process.send_signal(signal.SIGTERM)
@@ -135,7 +107,7 @@ def test_it_guesses_what_will_be_sampled(target: Target) -> None:
     text = [7, 201, 7, 202, 7, 203, 7, 204] * 20 + [7]  # four tokens follow 7 equally often
     text[-1:] = [8, 7]  # after a context that was never seen
     copy = TreeCopy(len(text), VOCAB, 1000)
-    target.send(opened(1, text, seed=seed, sampling=RequestSampling(temperature=0.8)))
+    target.send(opened(1, text, seed=seed, sampling=messages.RequestSampling(temperature=0.8)))
     target.tree(copy, len(text))
     first = tree_of(copy).parents == -1
     best = tree_of(copy).tokens[first][tree_of(copy).scores[first].argmax()]
@@ -160,7 +132,7 @@ def test_what_is_held_is_bounded(target: Target, monkeypatch: pytest.MonkeyPatch
         target.send(opened(session, LOOP))
     assert list(drafter.targets[b"one"].sessions) == [3, 4, 5]
     monkeypatch.setattr(script, "MAX_CONTEXTS", 5)
-    target.send(Commit(3, 1, len(LOOP), [100], WANTED))
+    target.send(messages.Commit(3, 1, len(LOOP), [100], WANTED))
     assert len(drafter.followers) == script.CONTEXT and list(drafter.targets[b"one"].sessions) == [4, 5, 3]
     monkeypatch.setattr(script, "SILENCE", 0.0)
     drafter.report()
@@ -189,10 +161,10 @@ def test_the_pages_example_goes_as_the_page_says(frames: list[bytes]) -> None:
     for frame, count, lost in ((first, 4, 0), (late, 1, 1), (last, 3, 1)):
         if frame is late:
             commit = decode_to_draft(committed)
-            assert isinstance(commit, Commit) and commit.base_len == 4
+            assert isinstance(commit, messages.Commit) and commit.base_len == 4
             assert copy.commit(commit.tokens) and len(tree_of(copy)) == 0
         tree = decode_to_target(frame)
-        assert isinstance(tree, Tree)
+        assert isinstance(tree, messages.Tree)
         copy.attach(tree)
         assert len(tree_of(copy)) == count
         assert (copy.late, copy.dropped, copy.repeated) == (lost, 0, 0)
@@ -221,19 +193,20 @@ def test_the_pages_features_are_those_of_the_code() -> None:
         assert found[:2] == [sent.rows.tobytes(), sent.scales.tobytes()]
         content = struct.pack("<QQQ", 7, 1, 4) + kind.encode() + found[1] + found[0]
         assert found[2] == hashlib.blake2b(content, digest_size=8).digest()
-        assert found[2] == FeatureRows(7, 1, 1, 4, kind, found[0], b"", found[1]).digested()
+        assert found[2] == messages.FeatureRows(7, 1, 1, 4, kind, found[0], b"", found[1]).digested()
     assert {codes(row[0])[0] for row in rows if len(row) == 2 and codes(row[0])} == set(FEATURE_DROPS)
 
 
 def test_the_page_names_every_field() -> None:
     page = PAGE.read_text()
-    for message in (*get_args(ToDraft), *get_args(ToTarget), FeatureOffer, RequestSampling, Echo):
+    sent = (*get_args(messages.ToDraft), *get_args(messages.ToTarget))
+    for message in (*sent, messages.FeatureOffer, messages.RequestSampling, Echo):
         for field in msgspec.structs.fields(message):
             assert f"`{field.encode_name}`" in page, f"{message.__name__}.{field.name}"
 
 
 def test_the_page_names_every_capability_and_every_code() -> None:
     capabilities = {name for row in table(PAGE.name, "Capabilities") for name in codes(row[0])}
-    assert {*TARGET_CAPABILITIES, PREFIX_KEYS, FEATURES} <= capabilities
+    assert {*messages.TARGET_CAPABILITIES, messages.PREFIX_KEYS, messages.FEATURES} <= capabilities
     errors = PAGE.read_text().split("\n### Errors\n")[1].split("\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", errors, re.MULTILINE) == list(CODES)

@@ -175,18 +175,14 @@ def test_tenants_share_no_object(make: Make, tmp_path: Path) -> None:
 # -- faults
 
 
-def corrupt_host(tiers: KVTiers, place: int) -> None:
-    assert tiers._host is not None
-    kv = tiers._host.get(keys_of(tiers, 5)[place])
-    assert kv is not None
-    kv.data[17] ^= 1
-
-
 @pytest.mark.parametrize("place", [0, 3])
 def test_a_flipped_bit_in_memory_ends_what_comes(make: Make, pool: Pool, place: int) -> None:
     tiers = make(8)
     saved(tiers, 5)
-    corrupt_host(tiers, place)
+    assert tiers._host is not None
+    kv = tiers._host.get(keys_of(tiers, 5)[place])
+    assert kv is not None
+    kv.data[17] ^= 1
     load = begin(tiers, 5)
     assert finish(tiers, load) == place * OBJECT_TOKENS
     assert_loaded(pool, load, 5)

@@ -7,26 +7,17 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from kv_objects import FILE_BYTES, OBJECT_BYTES, SHAPE, failing, flip, some_kv, store_in
+from kv_objects import FILE_BYTES, OBJECT_BYTES, SHAPE, directory_with, failing, flip, path_of, store_in
 
 from pilotfish.errors import ParameterError
-from pilotfish.kv.directory import FoundFile, object_path
+from pilotfish.kv.directory import FoundFile
 from pilotfish.kv.upkeep import BadFile, DirectorySummary, Purged, purge, summary, verify
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """With the objects 0, 1 and 2, used at seconds 100, 200 and 300."""
-    store = store_in(tmp_path / "kv")
-    for seed in range(3):
-        store.put(some_kv(seed))
-        os.utime(path_of(tmp_path / "kv", seed), (0, 100 * (seed + 1)))
-    store.close()
-    return tmp_path / "kv"
-
-
-def path_of(directory: Path, seed: int) -> Path:
-    return object_path(directory, some_kv(seed).key)
+    return directory_with(tmp_path / "kv", 3, 100)
 
 
 def everything(directory: Path) -> dict[Path, bytes]:

@@ -39,10 +39,6 @@ def tree_below(tokens: Sequence[int], nodes: int, seed: int = 0) -> tuple[Sequen
     return SequenceRows(0, tokens, prefix, NodeRows.of(tree, own), [len(tokens) - 1]), texts
 
 
-def slots_of(rows: SequenceRows) -> np.ndarray:
-    return np.concatenate((rows.prefix_slots[rows.start :], rows.nodes.slots)) if len(rows.nodes) else rows.prefix_slots
-
-
 def states_of(model: torch.nn.Module, text: Sequence[int]) -> dict[int, Tensor]:
     """transformers' own, of the last token: by our ids. The state before the final norm is what goes into that."""
     before = list[Tensor]()
@@ -60,7 +56,7 @@ def test_each_row_has_the_hidden_states_of_transformers(kind: str, eager: bool, 
     executor = TorchExecutor(model, SLOTS, tap=raw_tap(*ALL))
     rows, texts = tree_below(np.random.default_rng(3).integers(0, VOCAB, 20).tolist(), nodes=7)
     assert torch.equal(executor.forward([rows]), TorchExecutor(model, SLOTS).forward([rows]))
-    features = executor.features(slots_of(rows))
+    features = executor.features(np.concatenate((rows.prefix_slots, rows.nodes.slots)))
     assert features.dtype == np.float32 and features.shape == (len(texts), executor.feature_width)
     for feature, text in zip(features, texts, strict=True):
         expected = states_of(reference, text)

@@ -40,10 +40,6 @@ SCORINGS = {
 pytestmark = pytest.mark.usefixtures("kernels")
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return torch.ops.pilotfish.linear(x, pack_weight(weight), weight.shape[0])
-
-
 def linear_of(outputs: int, inputs: int, dtype: torch.dtype, *, int8: bool, bias: bool = False) -> torch.nn.Linear:
     """Random weights, of another magnitude for each output; rounded by torchao, or not."""
     torch.manual_seed(outputs + inputs)
@@ -115,9 +111,8 @@ def test_gated_mlp_is_a_gated_mlp(inner: int, width: int, dtype: torch.dtype, in
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_rows_give_no_rows(dtype: torch.dtype) -> None:
-    weight, none = torch.randn(8, 8).to(dtype), torch.zeros(0, 8, dtype=dtype)
-    assert linear(none, weight).shape == (0, 8)
-    packed = pack_weight(weight)
+    packed, none = pack_weight(torch.randn(8, 8).to(dtype)), torch.zeros(0, 8, dtype=dtype)
+    assert torch.ops.pilotfish.linear(none, packed, 8).shape == (0, 8)
     assert torch.ops.pilotfish.gated_mlp(none, packed, packed, packed, 8, 8).shape == (0, 8)
 
 

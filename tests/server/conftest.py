@@ -83,6 +83,15 @@ def bundled() -> Iterator[Fleet]:
         yield fleet
 
 
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    from browser import browser, needs_browser
+
+    needs_browser()
+    with browser() as chromium:
+        yield chromium
+
+
 @pytest.fixture(params=ASKED)
 def mode(request: pytest.FixtureRequest) -> str:
     """Of the server that is asked."""

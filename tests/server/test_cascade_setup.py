@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from cascade_double import FILE
+from refusals import refused
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
@@ -72,9 +73,7 @@ def test_two_models_share_a_hosts_memory(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_a_file_that_does_not_fit_the_server(tmp_path: Path, text: str, told: str) -> None:
-    with pytest.raises(ParameterError) as raised:
-        setup_of(tmp_path, text)
-    assert str(raised.value).startswith(told)
+    assert refused(ParameterError, setup_of, tmp_path, text).startswith(told)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from http_double import IDENTITY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from kv_objects import Clock
 from sizes import sized
 
 from pilotfish.config.server import ServerConfig
@@ -20,16 +21,6 @@ from pilotfish.server.observe.request_records import RequestFacts
 
 TARGET = msgspec.structs.replace(IDENTITY, max_requests=2, kv_slots=100)
 SMALL = RequestFacts((1,), 1)
-
-
-class Clock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

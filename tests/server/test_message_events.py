@@ -78,14 +78,10 @@ OUTPUTS: dict[str, tuple[list[Piece], list[Part]]] = {
 each_output = pytest.mark.parametrize(("pieces", "blocks"), OUTPUTS.values(), ids=OUTPUTS)
 
 
-def writer() -> BlockWriter:
-    numbers = count()
-    return BlockWriter(lambda: f"toolu_{next(numbers)}")
-
-
 def streamed(parts: Iterable[Iterable[Piece]]) -> tuple[list[Part], list[Part]]:
     """Events, and the blocks."""
-    made = writer()
+    numbers = count()
+    made = BlockWriter(lambda: f"toolu_{next(numbers)}")
     events = [event for pieces in parts for event in made.add(pieces)]
     return events + made.end(), made.parts
 

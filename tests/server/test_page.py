@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
-from browser import TIMEOUT, Playground, browser, needs_browser
+from browser import TIMEOUT, Playground
 from playwright.sync_api import Browser, ViewportSize, expect
 from stand_in import DONE, HANDED, STORY, StandIn, chunk, error, event, last, served, story
 
@@ -16,13 +16,6 @@ from pilotfish.wire.serving import PoolLoad
 
 HEIGHT = "one => one.getBoundingClientRect().height"
 PHONE: ViewportSize = {"width": 360, "height": 740}
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    needs_browser()
-    with browser() as chromium:
-        yield chromium
 
 
 @pytest.fixture(scope="module")

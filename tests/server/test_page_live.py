@@ -2,27 +2,20 @@
 
 import logging
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Playground, browser, needs_browser
+from browser import Playground
 from inline_prefills import inline_prefills
 from inline_server import inline_server
 from live import HttpServer
 from playwright.sync_api import Browser
 from sizes import sized
+from support import eventually
 
 PROMPT = "def add(a, b):\n    return"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    needs_browser()
-    with browser() as chromium:
-        yield chromium
 
 
 @pytest.mark.parametrize("temperature", sized([0.8], [0, 0.8]))
@@ -99,12 +92,12 @@ def totals(handing: HttpServer) -> dict[str, float]:
 
 def settled(handing: HttpServer, handovers: int) -> dict[str, float]:
     """Totals, once so many hand-overs are in them."""
-    deadline = time.monotonic() + LIMIT
-    while (
-        "pilotfish_handovers_total{" not in handing.get("/metrics")[1] or totals(handing)["handovers_total"] < handovers
-    ):
-        assert time.monotonic() < deadline, handing.log
-        time.sleep(0.05)
+
+    def told() -> bool:
+        there = "pilotfish_handovers_total{" in handing.get("/metrics")[1]
+        return there and totals(handing)["handovers_total"] >= handovers
+
+    eventually(told, LIMIT, pause=0.05, told=lambda: handing.log)
     return totals(handing)
 
 
@@ -149,15 +142,11 @@ def test_the_page_shows_what_was_handed_over(chromium: Browser, handing: HttpSer
             playground.run(f"# {i}\n" + "def add(a, b):\n    return a + b\n" * 12, max_tokens="8", temperature="0")
             if "tokens came from" in (summary := playground.shown("summary")):
                 break
-        prompt, cached = cached_of(playground.shown("status"))
+        told = re.fullmatch(r".* · prompt (\d+) tokens(?:, (\d+) of them cached)?", playground.shown("status"))
+        assert told is not None
+        prompt, cached = (int(number or 0) for number in told.groups())
         assert f" {prompt - 1 - cached} tokens came from prefill 0 by shm: " in summary
         sources = [line.strip() for line in playground.page.locator("#sources li:visible").all_inner_texts()]
         assert sources[-2:] == [f"{prompt - 1 - cached} from a prefill worker", "1 computed"]
         assert playground.page.locator("figure .legend li").locator("visible=true").count() == 10
         assert playground.complaints == []
-
-
-def cached_of(status: str) -> tuple[int, int]:
-    """Tokens of a prompt, and how many of them were cached."""
-    prompt, cached = re.fullmatch(r".* · prompt (\d+) tokens(?:, (\d+) of them cached)?", status).groups()  # type: ignore[union-attr]
-    return int(prompt), int(cached or 0)

@@ -5,12 +5,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from http_double import CHAT, COMPLETIONS, IDENTITY, Client, Engine, Health
+from http_double import CHAT, COMPLETIONS, IDENTITY, USER, Client, Engine, Health
 
 from pilotfish.server.bodies.ignored import HEADER
 from pilotfish.server.bodies.requests import HINTS, INSTEAD, UNSUPPORTED
-
-USER = [{"role": "user", "content": "hi"}]
 
 #: A field, a value that is not allowed, and words of the answer.
 BAD = [
@@ -95,7 +93,7 @@ BAD_CHATS = [
 
 
 def asked(path: str, **fields: Any) -> dict[str, Any]:
-    return {"prompt": "def", **fields} if path == COMPLETIONS else {"messages": USER, **fields}
+    return {"prompt": "def", **fields} if path == COMPLETIONS else {"messages": [USER], **fields}
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
@@ -162,8 +160,8 @@ def test_more_speculation_than_there_is_becomes_what_there_is(
     client: Client, engine: Engine, asked_for: dict[str, Any], nodes: int | None, told: dict[str, Any] | None
 ) -> None:
     """In the answers of all APIs, streamed or not."""
-    message = {"model": "tiny", "max_tokens": 9, "messages": USER}
-    for path, body in ((COMPLETIONS, {"prompt": "def"}), (CHAT, {"messages": USER}), ("/v1/messages", message)):
+    message = {"model": "tiny", "max_tokens": 9, "messages": [USER]}
+    for path, body in ((COMPLETIONS, {"prompt": "def"}), (CHAT, {"messages": [USER]}), ("/v1/messages", message)):
         answer = client.post(path, {**body, "speculation": asked_for})
         assert answer.status == 200 and engine.submitted[-1].max_nodes == nodes
         assert answer.json.get("pilotfish", {}).get("speculation") == told
@@ -337,7 +335,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
 
 def test_names_of_a_client_are_shortened(client: Client) -> None:
     name = "k" * 50_000
-    for body in ({name: 1}, {"messages": [{**USER[0], name: 1}]}, {"structured_outputs": {name: 1}}):
-        error = client.post(CHAT, {"messages": USER, **body}).error
+    for body in ({name: 1}, {"messages": [{**USER, name: 1}]}, {"structured_outputs": {name: 1}}):
+        error = client.post(CHAT, {"messages": [USER], **body}).error
         assert error["message"].endswith("there is no such parameter")
         assert max(len(error["message"]), len(error["param"])) < 450

@@ -9,6 +9,7 @@ import pytest
 from http_double import (
     CHAT,
     COMPLETIONS,
+    USER,
     Answer,
     Client,
     Engine,
@@ -24,8 +25,6 @@ from http_double import (
 
 from pilotfish.errors import EngineError, InputError, ParameterError, TargetUnavailable
 from pilotfish.wire.serving import Delta, Finish
-
-USER = [{"role": "user", "content": "hi"}]
 
 
 def test_a_stream_of_a_completion_byte_by_byte(client: Client) -> None:
@@ -44,7 +43,7 @@ def test_a_stream_of_a_completion_byte_by_byte(client: Client) -> None:
 
 
 def test_a_stream_of_a_chat(client: Client) -> None:
-    fields = {"messages": USER, "stream": True, "n": 2, "stream_options": {"include_usage": True}}
+    fields = {"messages": [USER], "stream": True, "n": 2, "stream_options": {"include_usage": True}}
     *chunks, closing = client.post(CHAT, fields).events
     for index, text in enumerate(("import os", "return x")):
         own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
@@ -103,7 +102,7 @@ def test_an_error_before_the_first_token(
     client: Client, engine: Engine, stream: bool, error: Exception, status: int, kind: str
 ) -> None:
     engine.script = lambda _: [error]
-    answer = client.post(CHAT, {"messages": USER, "stream": stream})
+    answer = client.post(CHAT, {"messages": [USER], "stream": stream})
     assert (answer.status, answer.error["type"]) == (status, kind)
     assert "secret" not in answer.error["message"] and engine.submitted[0].aborted
 

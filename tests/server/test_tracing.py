@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from support import running
 
 from pilotfish.core.prefilling.handover import HandOverReport
 from pilotfish.core.scheduling.request import FinishReason
@@ -226,12 +227,8 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    with Collector() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with Collector() as server, running(server.serve_forever, server.shutdown):
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def test_a_collector_gets_the_spans(collector: Collector) -> None:

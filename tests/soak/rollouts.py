@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from live import LiveServer
+from support import eventually
 
 #: Seconds that a pool has to be known, to be used, and to drain.
 PATIENCE = 120.0
@@ -56,10 +56,7 @@ class Files:
 
 
 def until(what: str, holds: Callable[[], bool], server: LiveServer) -> None:
-    ends = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < ends, f"{what}: {server.log[-3000:]}"
-        time.sleep(0.1)
+    eventually(holds, PATIENCE, pause=0.1, told=lambda: f"{what}: {server.log[-3000:]}")
 
 
 def sample(server: LiveServer, name: str, pool: str) -> float:

@@ -8,7 +8,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import httpx2 as httpx
 import pytest
 import yaml
 from clusters import LIMIT, STREAMS, Case, World, answers_alone, disturbed, load_during, serving, world_of
+from support import eventually
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
@@ -129,10 +129,8 @@ def test_serve_run_brings_up_the_same(world: World, cases: list[Case]) -> None:
     command = [serve, "run", "--address", world.ray.address, serve_file(world)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
         try:
-            deadline = time.monotonic() + LIMIT
-            while answer(world) != 200:
-                assert running.poll() is None and time.monotonic() < deadline
-                time.sleep(1)
+            eventually(lambda: answer(world) == 200 or running.poll() is not None, LIMIT, pause=1.0)
+            assert running.poll() is None
             rows = world.until(lambda rows: len(serving(rows, "api")) == 2 and len(serving(rows, "draft")) == 2)
             assert all(row["state"] == "serves" for row in rows), rows
             assert disturbed(world, cases, lambda: None) >= 2 * STREAMS

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from live import LiveServer
 from rollouts import PATIENCE, Files, Load, worker
-from support import SNIPPETS
+from support import SNIPPETS, eventually
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pilotfish import LLM, SamplingParams
@@ -155,9 +155,7 @@ class Story:
     def until(self, what: str, holds: Callable[[], bool], patience: float = PATIENCE) -> float:
         """Seconds that it took."""
         began = time.monotonic()
-        while not holds():
-            assert time.monotonic() < began + patience, f"{what}: {self.told}: {self.server.log[-3000:]}"
-            time.sleep(0.1)
+        eventually(holds, patience, pause=0.1, told=lambda: f"{what}: {self.told}: {self.server.log[-3000:]}")
         return time.monotonic() - began
 
 

@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -24,8 +23,7 @@ import pytest
 import uvloop
 from bad_relay import HOST, BadRelay
 from programs import Program, start_server
-from prometheus_client.parser import text_string_to_metric_families
-from server_load import QUEUE, STREAMED, Asked, Known, Tally, alone, joined_prompts, metrics_of, post, settled
+from server_load import QUEUE, STREAMED, Asked, Known, Tally, alone, client, joined_prompts, metrics_of, post, settled
 from support import SNIPPETS
 
 from pilotfish.cli.bench.serving.client import COMPLETIONS, Answer
@@ -187,39 +185,25 @@ async def _network(world: World, draw: random.Random) -> str:
 
 
 @dataclass
-class HandedOver:
-    """What answers told of their hand-overs."""
+class HandedOver(Tally):
+    """With what answers told of their hand-overs."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     midway: Counter[str] = field(default_factory=Counter)  # of those that ended early after some of it had come
 
-    def add(self, answer: Answer) -> None:
+    def add(self, known: Known, answer: Answer, *, cut: bool) -> None:
+        super().add(known, answer, cut=cut)
         for event in answer.events:
             for report in event.data.get("pilotfish", {}).get("handovers", ()):
                 self.outcomes[report["outcome"]] += 1
                 self.midway[report["outcome"]] += report["outcome"] != "whole" and report["size"] > 0
 
 
-async def _client(
-    world: World, known: Sequence[Known], tally: Tally, handed: HandedOver, until: float, seed: int
-) -> None:
-    draw = random.Random(seed)
-    while time.monotonic() < until:
-        one = draw.choice(known)
-        salt = {"cache_salt": f"{seed} {draw.random()}"} if draw.random() < SALTED else {}
-        cut = draw.randrange(1, one.size) if draw.random() < ABORTS else None
-        answer = await post(world.url, one.asked.path, {**one.asked.body, **salt}, cut)
-        tally.add(one, answer, cut=cut is not None)
-        handed.add(answer)
-
-
-async def loaded(
-    world: World, known: Sequence[Known], tally: Tally, handed: HandedOver, seconds: float
-) -> Counter[str]:
+async def loaded(world: World, known: Sequence[Known], tally: Tally, seconds: float) -> Counter[str]:
     over, until = asyncio.Event(), time.monotonic() + seconds
     harming = asyncio.create_task(harmed(world, random.Random(3), over))
     try:
-        await asyncio.gather(*(_client(world, known, tally, handed, until, seed) for seed in range(STREAMS)))
+        await asyncio.gather(*(client(world.url, ABORTS, known, tally, until, seed, SALTED) for seed in range(STREAMS)))
     finally:
         over.set()
     return await harming
@@ -234,12 +218,7 @@ async def eventually(true: Callable[[], bool], seconds: float) -> None:
 
 def by_pool(url: str, name: str) -> dict[str, float]:
     """A metric's value for each pool."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
-        families = text_string_to_metric_families(response.read().decode())
-    found = Counter[str]()
-    for sample in (sample for family in families for sample in family.samples if sample.name == name):
-        found[sample.labels["pool"]] += sample.value  # type: ignore[assignment]
-    return dict(found)
+    return metrics_of(url, lambda sample: sample.labels["pool"] if sample.name == name else "")
 
 
 async def idle(world: World) -> None:
@@ -251,14 +230,14 @@ async def idle(world: World) -> None:
 
 
 def test_whatever_is_harmed_no_request_fails_and_no_output_is_another(known: list[Known]) -> None:
-    tally, handed, after = Tally(), HandedOver(), HandedOver()
+    tally, after = HandedOver(), HandedOver()
     with of_pools() as found, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(eventually(lambda: list(by_pool(found.url, "pilotfish_prefill_pool_ready").values()) == [1, 1], 120))
-        harms = runner.run(loaded(found, known, tally, handed, SECONDS))
+        harms = runner.run(loaded(found, known, tally, SECONDS))
         held = settled(lambda: metrics_of(found.url))
         runner.run(idle(found))
         metrics = metrics_of(found.url)
-        runner.run(again(found, known, tally, after))
+        runner.run(again(found, known, after))
         runner.run(idle(found))
         log = found.log
     report = {
@@ -268,8 +247,8 @@ def test_whatever_is_harmed_no_request_fails_and_no_output_is_another(known: lis
         "aborted": tally.aborted,
         "failed": tally.failed,
         "unequal": tally.unequal.total(),
-        "handovers": dict(handed.outcomes),
-        "midway": dict(+handed.midway),
+        "handovers": dict(tally.outcomes),
+        "midway": dict(+tally.midway),
         "tokens": metrics["pilotfish_handover_tokens_total"],
         "bytes": metrics["pilotfish_handover_bytes_total"],
         "refused": metrics["pilotfish_prefill_pool_refused_total"],
@@ -277,18 +256,18 @@ def test_whatever_is_harmed_no_request_fails_and_no_output_is_another(known: lis
         "held": held,
     }
     print(json.dumps(report))  # noqa: T201  # pytest shows it with -s, and if the test fails
-    assert tally.statuses.keys() == {"200"} and not (tally.failed or tally.unequal.total() or any(held.values()))
-    assert tally.aborted > 0 and sum(handed.outcomes.values()) > len(known)
-    assert handed.midway.total() > 0 and any(name.startswith("kill prefill") for name in harms)
+    for one in (tally, after):
+        assert one.statuses.keys() == {"200"} and not (one.failed or one.unequal.total() or any(held.values()))
+    assert tally.aborted > 0 and sum(tally.outcomes.values()) > len(known)
+    assert tally.midway.total() > 0 and any(name.startswith("kill prefill") for name in harms)
     assert after.outcomes.keys() == {"whole"} and after.outcomes["whole"] >= len(known)
     assert not [line for line in log.splitlines() if any(word in line for word in BROKEN)]
 
 
-async def again(world: World, known: Sequence[Known], tally: Tally, handed: HandedOver) -> None:
+async def again(world: World, known: Sequence[Known], tally: Tally) -> None:
     """Each request once more, undisturbed."""
     for one in known:
         answer = await post(
             world.url, one.asked.path, {**one.asked.body, "cache_salt": f"again {one.asked.body['seed']}"}
         )
         tally.add(one, answer, cut=False)
-        handed.add(answer)

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ from typing import Any
 import pytest
 from manifests import KEYS, ROOT, WITH_COMMANDS
 from programs import Program
-from support import SNIPPETS
+from support import SNIPPETS, eventually
 
 from pilotfish import LLM, SamplingParams
 from pilotfish.engine.pairs import resolve_pair
@@ -126,17 +125,17 @@ def expected(prompts: list[str]) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def eventually(cluster: Cluster, name: str, value: float) -> None:
-    deadline = time.monotonic() + CONNECTED
-    while cluster.metric(name) < value:
-        assert time.monotonic() < deadline, f"{name} is {cluster.metric(name)}; expected {value}"
-        time.sleep(0.2)
+def wait_for(cluster: Cluster, name: str, value: float) -> None:
+    def told() -> str:
+        return f"{name} is {cluster.metric(name)}; expected {value}"
+
+    eventually(lambda: cluster.metric(name) >= value, CONNECTED, pause=0.2, told=told)
 
 
 def test_pods_are_a_cluster_that_goes_on_without_one_of_its_targets(cluster: Cluster) -> None:
     prompts = [SNIPPETS[i % len(SNIPPETS)] * 8 for i in range(STREAMS)]
-    eventually(cluster, "pilotfish_replica_ready", TARGETS)
-    eventually(cluster, "pilotfish_pool_ready", 1)
+    wait_for(cluster, "pilotfish_replica_ready", TARGETS)
+    wait_for(cluster, "pilotfish_pool_ready", 1)
     with ThreadPoolExecutor(STREAMS) as threads:
         answers = list(threads.map(cluster.tokens, prompts, range(STREAMS)))
         assert answers == expected(prompts)

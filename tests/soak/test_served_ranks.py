@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from live import LiveServer
-from support import SNIPPETS
+from support import SNIPPETS, eventually
 
 #: Seconds that a target may take to come back.
 RETURN = 120.0
@@ -26,10 +26,7 @@ def completion(server: LiveServer, index: int, max_tokens: int = 200) -> tuple[i
 
 
 def wait_for(happened: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + RETURN
-    while not happened():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
+    eventually(happened, RETURN, pause=0.05, told=lambda: what)
 
 
 def test_a_target_comes_back_after_one_of_its_ranks_has_ended(llama: Path, draft: Path) -> None:

@@ -15,13 +15,19 @@ from pilotfish.wire.sockets import DialingChannel, ListeningChannel
 Listen = Callable[..., ListeningChannel]
 Dial = Callable[..., DialingChannel]
 Identities = dict[str, KeyPair]
-AllTargets = dict[str, TargetKeys]
+Target = Callable[..., DialingChannel]
 ANY_PORT = "tcp://127.0.0.1:0"
 
 
 @pytest.fixture
 def pool(listen: Listen, pool_keys: PoolKeys) -> ListeningChannel:
     return listen(ANY_PORT, pool_keys)
+
+
+@pytest.fixture
+def target(dial: Dial, target_keys: dict[str, TargetKeys]) -> Target:
+    """One that dials a pool with somebody's key."""
+    return lambda pool, name, run=b"run": dial(pool.endpoint, run, [target_keys[name]])
 
 
 def refused(dialing: DialingChannel, pool: ListeningChannel) -> str:
@@ -37,17 +43,15 @@ def refused(dialing: DialingChannel, pool: ListeningChannel) -> str:
     return problem
 
 
-def test_tenant_and_weight_follow_from_the_key(
-    pool: ListeningChannel, dial: Dial, target_keys: AllTargets, identities: Identities
-) -> None:
+def test_tenant_and_weight_follow_from_the_key(pool: ListeningChannel, target: Target, identities: Identities) -> None:
     for name, tenant, weight in (("a", "search", 3.0), ("b", "chat", 1.0)):
-        hello = introduce(dial(pool.endpoint, b"run", [target_keys[name]]), pool)
+        hello = introduce(target(pool, name), pool)
         assert (hello.tenant, hello.weight) == (tenant, weight)
         assert hello.peer == identities[name].public.encode() + b"run"
 
 
-def test_an_unknown_key(pool: ListeningChannel, dial: Dial, target_keys: AllTargets, identities: Identities) -> None:
-    problem = refused(dial(pool.endpoint, b"run", [target_keys["stranger"]]), pool)
+def test_an_unknown_key(pool: ListeningChannel, target: Target, identities: Identities) -> None:
+    problem = refused(target(pool, "stranger"), pool)
     assert f"refused the key {identities['stranger'].public}" in problem
     assert identities["stranger"].secret not in problem
 
@@ -61,9 +65,9 @@ def test_no_key(pool: ListeningChannel, dial: Dial) -> None:
     assert "wants a key" in refused(dial(pool.endpoint), pool)
 
 
-def test_a_key_for_a_pool_without(listen: Listen, dial: Dial, target_keys: AllTargets) -> None:
+def test_a_key_for_a_pool_without(listen: Listen, target: Target) -> None:
     pool = listen(ANY_PORT)
-    assert "or it has none" in refused(dial(pool.endpoint, b"run", [target_keys["a"]]), pool)
+    assert "or it has none" in refused(target(pool, "a"), pool)
 
 
 def test_a_password_is_no_key(pool: ListeningChannel, raw: Any) -> None:
@@ -75,32 +79,32 @@ def test_a_password_is_no_key(pool: ListeningChannel, raw: Any) -> None:
     assert silent(pool)
 
 
-def test_the_refused_disturb_nobody(pool: ListeningChannel, dial: Dial, target_keys: AllTargets) -> None:
-    welcome = dial(pool.endpoint, b"run", [target_keys["a"]])
+def test_the_refused_disturb_nobody(pool: ListeningChannel, target: Target) -> None:
+    welcome = target(pool, "a")
     peer = introduce(welcome, pool).peer
-    refused(dial(pool.endpoint, b"run", [target_keys["stranger"]]), pool)
+    refused(target(pool, "stranger"), pool)
     assert welcome.problem(b"0") is None and pool.send(peer, b"yours")
     assert exactly(1, welcome)[0].frame == b"yours"
 
 
 def test_a_key_that_is_allowed_later(
-    listen: Listen, dial: Dial, target_keys: AllTargets, pool_keys: PoolKeys, monkeypatch: pytest.MonkeyPatch
+    listen: Listen, target: Target, identities: Identities, pool_keys: PoolKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sockets, "REDIAL_REFUSED", 0.05)
-    own = target_keys["stranger"].own
     strict = listen(ANY_PORT, pool_keys)
-    dialing = dial(strict.endpoint, b"run", [target_keys["stranger"]])
+    dialing = target(strict, "stranger")
     refused(dialing, strict)
     strict.close()
-    tolerant = listen(strict.endpoint, PoolKeys(pool_keys.own, {own.public: PoolClient("late", 0.5)}))
+    late = {identities["stranger"].public: PoolClient("late", 0.5)}
+    tolerant = listen(strict.endpoint, PoolKeys(pool_keys.own, late))
     assert introduce(dialing, tolerant).tenant == "late"
 
 
-def test_an_incarnation_is_nobody_else_s(pool: ListeningChannel, dial: Dial, target_keys: AllTargets) -> None:
+def test_an_incarnation_is_nobody_else_s(pool: ListeningChannel, target: Target) -> None:
     """Neither by saying the same name, before or after the other, nor by spelling out its address."""
-    victim = dial(pool.endpoint, b"run", [target_keys["a"]])
+    victim = target(pool, "a")
     peer = introduce(victim, pool).peer
-    thieves = [dial(pool.endpoint, name, [target_keys["b"]]) for name in (b"run", peer)]
+    thieves = [target(pool, "b", name) for name in (b"run", peer)]
     assert {introduce(thief, pool).peer for thief in thieves}.isdisjoint({peer})
     assert pool.send(peer, b"secret")
     assert exactly(1, victim)[0].frame == b"secret" and silent(*thieves)
@@ -110,10 +114,10 @@ def test_an_incarnation_is_nobody_else_s(pool: ListeningChannel, dial: Dial, tar
 
 
 def test_a_connection_s_name_cannot_be_chosen(
-    pool: ListeningChannel, dial: Dial, raw: Any, target_keys: AllTargets, identities: Identities
+    pool: ListeningChannel, target: Target, raw: Any, identities: Identities
 ) -> None:
     """Not even that of a connection that lives, which no client is told: the first one keeps it."""
-    victim = dial(pool.endpoint, b"run", [target_keys["a"]])
+    victim = target(pool, "a")
     peer = introduce(victim, pool).peer
     own, server = identities["b"], identities["pool"].public
     keys = {"curve_publickey": own.public, "curve_secretkey": own.secret, "curve_serverkey": server}
@@ -125,16 +129,14 @@ def test_a_connection_s_name_cannot_be_chosen(
     assert not thief.poll(100)
 
 
-def test_keys_on_ipc_too(
-    listen: Listen, dial: Dial, pool_keys: PoolKeys, target_keys: AllTargets, tmp_path: Any
-) -> None:
+def test_keys_on_ipc_too(listen: Listen, dial: Dial, target: Target, pool_keys: PoolKeys, tmp_path: Any) -> None:
     pool = listen(f"ipc://{tmp_path}/pool", pool_keys)
-    assert introduce(dial(pool.endpoint, b"run", [target_keys["a"]]), pool).tenant == "search"
+    assert introduce(target(pool, "a"), pool).tenant == "search"
     assert "wants a key" in refused(dial(pool.endpoint), pool)
 
 
 def test_some_pools_with_keys_some_without(
-    pool: ListeningChannel, listen: Listen, dial: Dial, target_keys: AllTargets
+    pool: ListeningChannel, listen: Listen, dial: Dial, target_keys: dict[str, TargetKeys]
 ) -> None:
     plain = listen(ANY_PORT)
     dialing = dial([pool.endpoint, plain.endpoint], b"run", [target_keys["a"], None])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 
 from pilotfish.errors import ParameterError
 from pilotfish.wire.endpoints import dialled_endpoint, listening_endpoint
@@ -40,10 +41,8 @@ NO_ADDRESS = [
 
 def refusal(open_channel: Open, field: str, *given: Any, **options: Any) -> str:
     """The line with which a channel is refused."""
-    with pytest.raises(ParameterError) as caught:
-        open_channel(*given, **options)
-    line = str(caught.value)
-    assert line.startswith(f"{field}: {given[0]!r} is not allowed; expected ") and "\n" not in line
+    line = refused(ParameterError, open_channel, *given, **options)
+    assert line.startswith(f"{field}: {given[0]!r} is not allowed; expected ")
     return line
 
 

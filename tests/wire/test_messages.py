@@ -9,28 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pilotfish.core.cache.prefix_keys import KEY_BYTES
-from pilotfish.core.drafting.messages import (
-    MAX_FEATURE_BYTES,
-    MAX_NODES,
-    Close,
-    Commit,
-    FeatureOffer,
-    FeatureRows,
-    Hello,
-    Load,
-    Open,
-    Pause,
-    Progress,
-    Refuse,
-    RequestSampling,
-    Resume,
-    Resync,
-    Skip,
-    ToDraft,
-    ToTarget,
-    Tree,
-    TreeFeedback,
-)
+from pilotfish.core.drafting import messages
 from pilotfish.core.features.feature_rows import FEATURE_TYPES
 from pilotfish.core.peers.fields import MAX_FRAME, SALT_BYTES, Echo, Error
 from pilotfish.errors import WireError
@@ -49,7 +28,7 @@ salts = st.none() | st.binary(min_size=SALT_BYTES, max_size=SALT_BYTES)
 keys = st.none() | st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES)
 counts = st.integers(0, 1 << 40)
 sampling = st.builds(
-    RequestSampling,
+    messages.RequestSampling,
     temperature=numbers,
     top_k=indices,
     logit_bias=st.dictionaries(indices, numbers, max_size=3),
@@ -57,15 +36,15 @@ sampling = st.builds(
     bad_sequences=st.lists(tokens, max_size=3),
     stop_ids=tokens,
 )
-offers = st.builds(FeatureOffer, texts, st.integers(1, 1 << 18), texts)
+offers = st.builds(messages.FeatureOffer, texts, st.integers(1, 1 << 18), texts)
 kinds, digests = st.sampled_from(FEATURE_TYPES), st.binary(min_size=8, max_size=8)
 capabilities = st.lists(st.text(min_size=1, max_size=20), max_size=5)
 micros = st.integers(0, (1 << 53) - 1)
 echoes = st.none() | st.builds(Echo, micros, st.none() | micros, micros)
 errors = st.builds(Error, texts, texts, texts, st.integers(1, 1 << 40), any_ids, any_ids)
-to_draft: st.SearchStrategy[ToDraft] = st.one_of(
+to_draft: st.SearchStrategy[messages.ToDraft] = st.one_of(
     st.builds(
-        Hello,
+        messages.Hello,
         *(indices, texts, lengths, texts),
         features=st.none() | offers,
         oldest=indices,
@@ -74,19 +53,21 @@ to_draft: st.SearchStrategy[ToDraft] = st.one_of(
         step_ms=milliseconds,
         depth=indices,
     ),
-    st.builds(TreeFeedback, ids, ids, lengths, st.lists(ids), st.lists(ids), st.lists(ids)),
-    st.builds(Pause, ids, ids),
-    st.builds(Resume, ids, ids),
+    st.builds(messages.TreeFeedback, ids, ids, lengths, st.lists(ids), st.lists(ids), st.lists(ids)),
+    st.builds(messages.Pause, ids, ids),
+    st.builds(messages.Resume, ids, ids),
     errors,
-    st.builds(FeatureRows, ids, ids, ids, indices, kinds, st.binary(min_size=1), digests, st.binary()),
-    st.builds(Open, ids, ids, tokens, lengths, lengths, st.integers(0, (1 << 64) - 1), sampling, indices, salts, keys),
-    st.builds(Commit, ids, ids, lengths, st.lists(indices, min_size=1, max_size=20), indices),
-    st.builds(Close, ids, ids),
+    st.builds(messages.FeatureRows, ids, ids, ids, indices, kinds, st.binary(min_size=1), digests, st.binary()),
+    st.builds(
+        messages.Open, ids, ids, tokens, lengths, lengths, st.integers(0, (1 << 64) - 1), sampling, indices, salts, keys
+    ),
+    st.builds(messages.Commit, ids, ids, lengths, st.lists(indices, min_size=1, max_size=20), indices),
+    st.builds(messages.Close, ids, ids),
 )
 
 
 @st.composite
-def trees(draw: st.DrawFn) -> Tree:
+def trees(draw: st.DrawFn) -> messages.Tree:
     """Of up to ten nodes; their ids and parents need not make sense to be carried."""
     nodes = draw(st.integers(0, 10))
 
@@ -95,16 +76,16 @@ def trees(draw: st.DrawFn) -> Tree:
 
     parents, scores = st.integers(0, (1 << 53) - 1), st.floats(max_value=0.0, allow_nan=False, allow_infinity=False)
     header = draw(ids), draw(ids), draw(indices), draw(lengths)
-    return Tree(*header, column(ids), column(parents), column(indices), column(scores))
+    return messages.Tree(*header, column(ids), column(parents), column(indices), column(scores))
 
 
-to_target: st.SearchStrategy[ToTarget] = st.one_of(
+to_target: st.SearchStrategy[messages.ToTarget] = st.one_of(
     trees(),
-    st.builds(Resync, ids, ids, texts),
-    st.builds(Skip, ids, ids, indices),
-    st.builds(Refuse, any_ids, any_ids, texts),
+    st.builds(messages.Resync, ids, ids, texts),
+    st.builds(messages.Skip, ids, ids, indices),
+    st.builds(messages.Refuse, any_ids, any_ids, texts),
     st.builds(
-        Load,
+        messages.Load,
         *(texts, indices, indices, counts, indices, milliseconds, milliseconds, counts, texts),
         version=indices,
         capabilities=capabilities,
@@ -112,28 +93,28 @@ to_target: st.SearchStrategy[ToTarget] = st.one_of(
         slots=counts,
         busy_ms=milliseconds,
     ),
-    st.builds(Progress, ids, ids, indices),
-    st.builds(Pause, ids, ids),
-    st.builds(Resume, ids, ids),
+    st.builds(messages.Progress, ids, ids, indices),
+    st.builds(messages.Pause, ids, ids),
+    st.builds(messages.Resume, ids, ids),
     errors,
 )
 
-TREE = Tree(1, 1, 0, 5, [1, 2], [0, 1], [7, 8], [-0.5, -1.5])
-LOAD = Load("draft", 3, 1, 40, 100, 1.5, 0.25)
-FEATURES = FeatureRows(1, 1, 1, 0, "float32", bytes(8), bytes(8))
-OPEN = Open(1, 1, [1, 2], 1, 10, (1 << 64) - 1, RequestSampling(), 16)
+TREE = messages.Tree(1, 1, 0, 5, [1, 2], [0, 1], [7, 8], [-0.5, -1.5])
+LOAD = messages.Load("draft", 3, 1, 40, 100, 1.5, 0.25)
+FEATURES = messages.FeatureRows(1, 1, 1, 0, "float32", bytes(8), bytes(8))
+OPEN = messages.Open(1, 1, [1, 2], 1, 10, (1 << 64) - 1, messages.RequestSampling(), 16)
 
 
 @given(message=to_draft)
 @example(message=OPEN)
 @example(message=FEATURES)
-def test_to_draft_and_back(message: ToDraft) -> None:
+def test_to_draft_and_back(message: messages.ToDraft) -> None:
     assert decode_to_draft(encode(message)) == message
 
 
 @given(message=to_target)
 @example(message=TREE)
-def test_to_target_and_back(message: ToTarget) -> None:
+def test_to_target_and_back(message: messages.ToTarget) -> None:
     assert decode_to_target(encode(message)) == message
 
 
@@ -154,7 +135,7 @@ def test_any_bytes(frame: bytes) -> None:
 
 
 @given(message=to_draft | to_target, data=st.data())
-def test_flipped_and_cut_bytes(message: ToDraft | ToTarget, data: st.DataObject) -> None:
+def test_flipped_and_cut_bytes(message: messages.ToDraft | messages.ToTarget, data: st.DataObject) -> None:
     frame = bytearray(encode(message))
     frame[data.draw(st.integers(0, len(frame) - 1))] ^= data.draw(st.integers(1, 255))
     decode_both(bytes(frame))
@@ -191,14 +172,14 @@ def test_messages_of_the_other_direction_are_none() -> None:
         decode_to_target(encode(OPEN))
 
 
-def changed(message: ToDraft | ToTarget, **fields: object) -> bytes:
+def changed(message: messages.ToDraft | messages.ToTarget, **fields: object) -> bytes:
     """The frame of a message with fields that may be out of range."""
     return msgspec.msgpack.encode({**msgspec.to_builtins(message, builtin_types=(bytes,)), **fields})
 
 
 NO_TIMES = [math.nan, math.inf, -math.inf, -1.0]
 #: Messages, and values of their fields that are out of range; the error names the field.
-LIMITS: list[tuple[ToDraft | ToTarget, dict[str, list[Any]]]] = [
+LIMITS: list[tuple[messages.ToDraft | messages.ToTarget, dict[str, list[Any]]]] = [
     (
         TREE,
         {
@@ -208,7 +189,7 @@ LIMITS: list[tuple[ToDraft | ToTarget, dict[str, list[Any]]]] = [
             "base_len": [0],
             "ids": [[1, 0], [1]],
             "parents": [[0, -1], [0, 1, 2]],
-            "tokens": [[7, 1 << 31], [7, 8.5], [7, True], [], [1] * (MAX_NODES + 1)],
+            "tokens": [[7, 1 << 31], [7, 8.5], [7, True], [], [1] * (messages.MAX_NODES + 1)],
             "scores": [*([-1.0, bad] for bad in (0.5, math.nan, -math.inf, math.inf, None)), [-1.0]],
         },
     ),
@@ -218,9 +199,9 @@ LIMITS: list[tuple[ToDraft | ToTarget, dict[str, list[Any]]]] = [
             "number": [0],
             "first": [-1, 1 << 31],
             "dtype": ["float16"],
-            "rows": [b"", bytes(MAX_FEATURE_BYTES + 1), [0] * 8],
+            "rows": [b"", bytes(messages.MAX_FEATURE_BYTES + 1), [0] * 8],
             "digest": [bytes(7)],
-            "scales": [bytes(MAX_FEATURE_BYTES + 1)],
+            "scales": [bytes(messages.MAX_FEATURE_BYTES + 1)],
         },
     ),
     (
@@ -237,14 +218,14 @@ LIMITS: list[tuple[ToDraft | ToTarget, dict[str, list[Any]]]] = [
         },
     ),
     (LOAD, {"step_ms": NO_TIMES, "queue_ms": NO_TIMES}),
-    (Hello(1, "digest", 10, "model"), {"model": ["x" * 1025], "vocab_size": [0]}),
-    (Commit(1, 1, 5, [1], 16), {"tokens": [[], [1] * ((1 << 16) + 1)]}),
+    (messages.Hello(1, "digest", 10, "model"), {"model": ["x" * 1025], "vocab_size": [0]}),
+    (messages.Commit(1, 1, 5, [1], 16), {"tokens": [[], [1] * ((1 << 16) + 1)]}),
 ]
 
 
 @pytest.mark.parametrize(("message", "bad"), LIMITS, ids=[type(message).__name__ for message, _ in LIMITS])
-def test_fields_out_of_limits(message: ToDraft | ToTarget, bad: dict[str, list[Any]]) -> None:
-    decode = decode_to_target if isinstance(message, Tree | Load) else decode_to_draft
+def test_fields_out_of_limits(message: messages.ToDraft | messages.ToTarget, bad: dict[str, list[Any]]) -> None:
+    decode = decode_to_target if isinstance(message, messages.Tree | messages.Load) else decode_to_draft
     assert decode(changed(message)) == message
     for field, values in bad.items():
         for value in values:
@@ -253,10 +234,10 @@ def test_fields_out_of_limits(message: ToDraft | ToTarget, bad: dict[str, list[A
 
 
 def test_limits_of_bytes_and_of_nodes_are_reached() -> None:
-    assert decode_to_draft(changed(FEATURES, rows=bytes(MAX_FEATURE_BYTES)))
-    many = {name: [1] * (MAX_NODES + 1) for name in ("ids", "parents", "tokens")}
+    assert decode_to_draft(changed(FEATURES, rows=bytes(messages.MAX_FEATURE_BYTES)))
+    many = {name: [1] * (messages.MAX_NODES + 1) for name in ("ids", "parents", "tokens")}
     with pytest.raises(WireError):
-        decode_to_target(changed(TREE, **many, scores=[-1.0] * (MAX_NODES + 1)))
+        decode_to_target(changed(TREE, **many, scores=[-1.0] * (messages.MAX_NODES + 1)))
 
 
 def test_unknown_fields_are_passed_over() -> None:
@@ -264,5 +245,5 @@ def test_unknown_fields_are_passed_over() -> None:
 
 
 def test_a_full_tree_fits_into_a_frame() -> None:
-    many, large = [(1 << 53) - 1] * MAX_NODES, [(1 << 31) - 1] * MAX_NODES
-    assert len(encode(Tree(1, 1, 0, 5, many, many, large, [-math.pi] * MAX_NODES))) < MAX_FRAME
+    many, large = [(1 << 53) - 1] * messages.MAX_NODES, [(1 << 31) - 1] * messages.MAX_NODES
+    assert len(encode(messages.Tree(1, 1, 0, 5, many, many, large, [-math.pi] * messages.MAX_NODES))) < MAX_FRAME

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from collections.abc import Iterator
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -165,13 +164,10 @@ def test_one_source_at_a_time(tmp_path: Path) -> None:
 # -- loads
 
 
-def intervals(times: Iterator[float], number: int = 4000) -> list[float]:
-    return [later - sooner for sooner, later in pairwise(islice(times, number))]
-
-
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
 def test_intervals_have_their_mean_and_their_shape(burstiness: float) -> None:
-    found = intervals(arrival_times(5.0, 3, burstiness))
+    times = islice(arrival_times(5.0, 3, burstiness), 4000)
+    found = [later - sooner for sooner, later in pairwise(times)]
     mean = sum(found) / len(found)
     variance = sum((one - mean) ** 2 for one in found) / len(found)
     assert mean == pytest.approx(0.2, rel=0.1)

@@ -111,12 +111,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PILOTFISH_CACHE", str(tmp_path / "cache"))
 
 
-def logits_of(model: Path) -> np.ndarray:
-    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    with torch.inference_mode():
-        return reference(torch.tensor([TOKENS])).logits[0].numpy()
-
-
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize(("weights", "error"), [("f32", 1e-4), ("f16", 0.02), ("bf16", 0.15)])
 def test_llama_cpp_has_transformers_logits(model: Path, weights: GGUFWeights, error: float) -> None:
@@ -126,7 +120,9 @@ def test_llama_cpp_has_transformers_logits(model: Path, weights: GGUFWeights, er
     options = {"n_ctx": 64, "n_threads": 1, "logits_all": True, "verbose": False, "type_k": kind, "type_v": kind}
     llama = llama_cpp.Llama(str(gguf_of(model, weights)), **options)
     llama.eval(TOKENS)
-    got, expected = llama.scores[: len(TOKENS)], logits_of(model)
+    with torch.inference_mode():
+        reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)(torch.tensor([TOKENS]))
+    got, expected = llama.scores[: len(TOKENS)], reference.logits[0].numpy()
     assert np.abs(got - expected).max() < error * np.abs(expected).max()
     norms = np.linalg.norm(got, axis=-1) * np.linalg.norm(expected, axis=-1)
     assert ((got * expected).sum(axis=-1) / norms).min() > 1 - error

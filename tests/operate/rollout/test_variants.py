@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from pilotfish.errors import ParameterError
 from pilotfish.operate.cascade_policy import Confidence, read_cascade
@@ -116,9 +117,7 @@ TIMES = ("2026-12-01T08:00:00Z", "2026-12-02T08:00:00Z")
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line_that_names_it(text: str, told: str) -> None:
-    with pytest.raises(ParameterError) as refused:
-        read_variants(text)
-    assert told in str(refused.value) and "\n" not in str(refused.value)
+    assert told in refused(ParameterError, read_variants, text)
 
 
 def test_bands_and_scripts() -> None:
@@ -172,9 +171,7 @@ def test_a_file_says_who_answers() -> None:
     ],
 )
 def test_what_a_cascade_cannot_be(old: str, new: str, told: str) -> None:
-    with pytest.raises(ParameterError) as raised:
-        read_cascade(CASCADE.replace(old, new))
-    assert told in str(raised.value) and "\n" not in str(raised.value)
+    assert told in refused(ParameterError, read_cascade, CASCADE.replace(old, new))
 
 
 @given(st.lists(logprobs, min_size=1, max_size=4), st.integers(1, 6), st.floats(-10, 0), st.randoms())

@@ -1,35 +1,21 @@
 """A lawful drafter, the example's, and thirty that break one rule each."""
 
-import importlib.util
 import itertools
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
+import ngram_drafter
 import zmq
+from support import running
 
 from pilotfish.core.drafting.messages import Close, Commit, Hello, Open
 
-SCRIPT = Path(__file__).parents[3] / "examples" / "ngram_drafter.py"
-
-
-def _example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("example_drafter", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["example_drafter"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-Example: Any = _example().Drafter
+Example: Any = ngram_drafter.Drafter
 
 
 class Lawful(Example):
@@ -285,10 +271,5 @@ def listening(kind: type[Lawful]) -> Iterator[str]:
         socket.linger = 0
         port = socket.bind_to_random_port("tcp://127.0.0.1")
         drafter = kind(socket)
-        thread = threading.Thread(target=drafter.run)
-        thread.start()
-        try:
+        with running(drafter.run, drafter.stopped.set):
             yield f"tcp://127.0.0.1:{port}"
-        finally:
-            drafter.stopped.set()
-            thread.join()

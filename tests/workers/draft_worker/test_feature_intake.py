@@ -9,21 +9,9 @@ from rig import HELLO, IDENTITY, SMALL, make_open, prompt
 
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
+from pilotfish.core.drafting import messages
 from pilotfish.core.drafting.draft_machine import DraftMachine
 from pilotfish.core.drafting.draft_sessions import DraftSession, SessionKey, SessionTable
-from pilotfish.core.drafting.messages import (
-    CONNECTION,
-    FEATURES,
-    Close,
-    Commit,
-    FeatureOffer,
-    FeatureRows,
-    Load,
-    Refuse,
-    Resync,
-    Skip,
-    ToTarget,
-)
 from pilotfish.core.features.feature_intake import COUNTING, FeatureNeed
 from pilotfish.core.features.feature_rows import FEATURE_TYPES, coded
 from pilotfish.core.features.feature_sending import FEATURE_DROPS, FeaturePiece, frames_of
@@ -32,7 +20,7 @@ from pilotfish.core.peers.fields import Peer
 
 WIDTH, SLOTS = 4, 40
 NEED = FeatureNeed(("projection" * 3, "projection of two"), WIDTH)
-OFFER = FeatureOffer(NEED.digests[1], WIDTH, "float32")
+OFFER = messages.FeatureOffer(NEED.digests[1], WIDTH, "float32")
 TARGET = b"target"
 
 
@@ -44,7 +32,7 @@ class HeadMachine(DraftMachine):
         super().__init__(IDENTITY, SessionTable(pool, PrefixCache(pool)), SMALL, 1000, features=need)
         self.receive(TARGET, replace(HELLO, features=OFFER), 0.0)
 
-    def said(self, kind: type[ToTarget], peer: Peer = TARGET) -> list[Any]:
+    def said(self, kind: type[messages.ToTarget], peer: Peer = TARGET) -> list[Any]:
         """Messages of a kind, in order; all are forgotten."""
         said = [o.message for o in self.outbox if o.peer == peer and isinstance(o.message, kind)]
         self.outbox.clear()
@@ -58,8 +46,8 @@ class HeadMachine(DraftMachine):
     def drops(self) -> dict[str, int]:
         """As it tells them."""
         self.tick(self._reported + 1.0)
-        load = self.said(Load)[-1]
-        assert FEATURES in load.capabilities and set(load.own_feature_drops) <= set(FEATURE_DROPS)
+        load = self.said(messages.Load)[-1]
+        assert messages.FEATURES in load.capabilities and set(load.own_feature_drops) <= set(FEATURE_DROPS)
         drops: dict[str, int] = load.own_feature_drops
         return drops
 
@@ -68,13 +56,13 @@ def told(first: int, count: int) -> Features:
     return np.arange(first, first + count, dtype=np.float32)[:, None] + np.arange(WIDTH, dtype=np.float32)
 
 
-def frame(first: int, count: int, session: int = 1, generation: int = 1, kind: Any = "float32") -> FeatureRows:
+def frame(first: int, count: int, session: int = 1, generation: int = 1, kind: Any = "float32") -> messages.FeatureRows:
     piece = FeaturePiece(session, generation, first, np.zeros(count, np.int32), fresh=True)
     (made,) = frames_of([piece], coded(told(first, count), kind), kind)
     return made
 
 
-def resigned(message: FeatureRows, **changes: Any) -> FeatureRows:
+def resigned(message: messages.FeatureRows, **changes: Any) -> messages.FeatureRows:
     """With other fields, and the digest of those."""
     changed = replace(message, **changes)
     return replace(changed, digest=changed.digested())
@@ -97,19 +85,19 @@ def machine() -> HeadMachine:
         (replace(OFFER, dtype="float4"), "as one of float32, bfloat16, fp8, int8; the target sends float4"),
     ],
 )
-def test_targets_without_these_features_are_refused(offer: FeatureOffer | None, told: str) -> None:
+def test_targets_without_these_features_are_refused(offer: messages.FeatureOffer | None, told: str) -> None:
     machine = HeadMachine()
     machine.outbox.clear()
     machine.receive(b"other", replace(HELLO, features=offer), 0.0)
-    (refusal,) = machine.said(Refuse, b"other")
-    assert refusal.session == CONNECTION and refusal.reason.isprintable() and told in refusal.reason
+    (refusal,) = machine.said(messages.Refuse, b"other")
+    assert refusal.session == messages.CONNECTION and refusal.reason.isprintable() and told in refusal.reason
     assert refusal.reason.startswith("this draft needs features of 4 numbers, projection projectionpr or projection o")
 
 
 def test_a_draft_without_a_need_says_so_and_takes_any_target() -> None:
     machine = HeadMachine(need=None)
-    (load,) = machine.said(Load)
-    assert FEATURES not in load.capabilities
+    (load,) = machine.said(messages.Load)
+    assert messages.FEATURES not in load.capabilities
     machine.receive(TARGET, make_open(prompt(8)), 0.0)
     machine.receive(TARGET, frame(0, 4), 0.0)
     assert machine.session().features is None and machine.counts.features == 0
@@ -138,7 +126,9 @@ def test_rows_get_the_features_that_came(machine: HeadMachine, kind: str) -> Non
         (resigned(frame(0, 4), dtype="int8"), "misshapen"),
     ],
 )
-def test_frames_that_are_of_no_use_are_counted(machine: HeadMachine, message: FeatureRows, reason: str) -> None:
+def test_frames_that_are_of_no_use_are_counted(
+    machine: HeadMachine, message: messages.FeatureRows, reason: str
+) -> None:
     machine.receive(TARGET, message, 0.0)
     log = machine.session().features
     assert log is not None and not len(log) and machine.drops() == {reason: 1} and machine.counts.features == 0
@@ -164,8 +154,8 @@ def test_tenants_together_keep_about_as_many_as_there_are_slots(machine: HeadMac
     machine.receive(b"other", frame(0, SLOTS // 2), 1.0)
     machine.receive(b"other", frame(SLOTS // 2, 1), 1.0 + COUNTING)
     assert machine.counts.features == 3
-    machine.receive(TARGET, Close(2, 1), 1.0)
-    machine.receive(b"other", Close(1, 1), 1.0)
+    machine.receive(TARGET, messages.Close(2, 1), 1.0)
+    machine.receive(b"other", messages.Close(1, 1), 1.0)
     machine.receive(TARGET, frame(20, 5), 1.0 + 2 * COUNTING)
     assert machine.counts.features == 4
 
@@ -177,7 +167,7 @@ def test_tenants_without_sessions_are_forgotten(machine: HeadMachine) -> None:
         machine.receive(target, replace(HELLO, features=OFFER), number)
         machine.receive(target, make_open(prompt(8), max_length=30), number)
         machine.receive(target, frame(0, 2), number)
-        machine.receive(target, Close(1, 1), number)
+        machine.receive(target, messages.Close(1, 1), number)
     assert machine.counts.features == 20 and len(machine._intake._counted) == len(machine._intake._left) == 1
 
 
@@ -192,9 +182,9 @@ def test_features_of_tokens_whose_kv_is_there_are_not_needed(machine: HeadMachin
     machine.receive(TARGET, frame(0, 7), 0.0)
     compute(machine)
     assert len(machine.session().slots) == 8
-    machine.receive(TARGET, Close(1, 1), 0.0)
+    machine.receive(TARGET, messages.Close(1, 1), 0.0)
     machine.receive(TARGET, make_open([*prompt(8), 5, 6], session=2), 0.0)
-    assert machine.said(Skip) == [Skip(2, 1, 7)]
+    assert machine.said(messages.Skip) == [messages.Skip(2, 1, 7)]
     machine.receive(TARGET, frame(7, 2, session=2), 0.0)
     assert len(machine.session(2).slots) == 8 and machine.session(2).num_pending == 2
 
@@ -206,15 +196,15 @@ def test_a_session_that_lost_its_kv_is_opened_anew(machine: HeadMachine) -> None
     machine.table.evict(machine.session())
     machine.receive(TARGET, frame(7, 1), 0.0)
     assert machine.drops() == {"stale": 1}
-    machine.receive(TARGET, Commit(1, 1, 8, [5], 60), 0.0)
-    (resync,) = machine.said(Resync)
+    machine.receive(TARGET, messages.Commit(1, 1, 8, [5], 60), 0.0)
+    (resync,) = machine.said(messages.Resync)
     assert resync.session == 1 and len(machine.table) == 0
     machine.receive(TARGET, make_open([*prompt(8), 5], generation=2), 0.0)
-    assert machine.said(Skip) == [Skip(1, 2, 7)]
+    assert machine.said(messages.Skip) == [messages.Skip(1, 2, 7)]
 
 
 def test_the_last_frame_that_came_is_told(machine: HeadMachine) -> None:
     for number in (4, 6):
         machine.receive(TARGET, replace(frame(0, 1), number=number), 0.0)
     machine.tick(1.0)
-    assert machine.said(Load)[-1].own_features == 6
+    assert machine.said(messages.Load)[-1].own_features == 6

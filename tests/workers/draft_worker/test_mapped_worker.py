@@ -1,7 +1,6 @@
 """Drafts of other vocabularies: a target's own model under other ids guesses as itself; others guess what they say of
 tokens that both have, and their KV is that of what they read."""
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -9,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from permuted_models import permuted
 from rig import HELLO, IDENTITY, SAMPLINGS, SMALL, Rig, Told, loaded, make_open, prompt
-from support import SNIPPETS, VOCAB, RowSampling, sampling_of, tiny_model, write_tokenizer
+from support import SNIPPETS, VOCAB, RowSampling, eventually, sampling_of, write_model
 
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_sessions import DraftSession
@@ -44,18 +42,11 @@ class MappedRig(Rig):
         self.ended.close()
 
 
-@pytest.fixture(scope="module")
-def other_ids(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return permuted(llama, tmp_path_factory.mktemp("permuted"))
-
-
 @pytest.fixture(scope="module", params=[400, 700])
 def another(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with a tokenizer of fewer tokens than the target's, or of more."""
-    directory = tmp_path_factory.mktemp("another")
-    tiny_model("llama", 3, vocab_size=request.param).save_pretrained(directory)  # type: ignore[operator]
-    write_tokenizer(directory, request.param)
-    return directory
+    size = {"tokens": request.param, "vocab_size": request.param}
+    return write_model(tmp_path_factory.mktemp("another"), "llama", seed=3, **size)
 
 
 @pytest.fixture
@@ -92,10 +83,7 @@ def test_grammars_are_followed_by_the_targets_tokenizer(rig: MappedRig, llama: P
     opened = make_open(prompt(8), sampling=RequestSampling(temperature=1.0))
     rig.say(TARGET, replace(opened, constraint=Constraint.regex("[ab]{40}")))
     rig.worker._take_all(0.0)
-    deadline = time.monotonic() + 30
-    while rig.session().grammar_state() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: rig.session().grammar_state() is not None)
     rig.rest()
     guessed = {token for tree in rig.trees(TARGET, 1) for token in tree.tokens}
     assert guessed and all(set(tokenizer.decode([token])) <= {"a", "b"} for token in guessed)
@@ -135,7 +123,8 @@ def test_trees_are_what_the_model_says_of_what_it_reads(another: Path, llama: Pa
             rig.turns(1)
         rig.turns(4)
         session = rig.session()
-        _check_read(session, another, llama)
+        assert session.inputs != session.tokens and len(session.inputs) > 10
+        assert load_tokenizer(another).decode(session.inputs) == tokenizer.decode(session.tokens)
         trees, known = rig.trees(TARGET, 1), set(rig.map.shared.ids.tolist())
         assert {token for tree in trees for token in tree.tokens} <= known
         assert max(tree.base_len for tree in trees) == len(told.tokens) == len(session.tokens)
@@ -150,12 +139,6 @@ def pieces_of_one(draft: Path, target: Path) -> list[int]:
     words = [f" {ours.decode([token]).strip()}" for token in range(1, len(ours))]
     found = (theirs(word)["input_ids"] for word in words if len(ours(word)["input_ids"]) == 1)
     return next((pieces for pieces in found if len(pieces) > 1), [])
-
-
-def _check_read(session: DraftSession, draft: Path, target: Path) -> None:
-    assert session.inputs != session.tokens and len(session.inputs) > 10
-    read, said = (load_tokenizer(d).decode(t) for d, t in ((draft, session.inputs), (target, session.tokens)))
-    assert read == said
 
 
 def _check_children(rig: MappedRig, session: DraftSession) -> None:
@@ -179,12 +162,6 @@ def test_targets_of_both_kinds_share_levels(other_ids: Path, llama: Path) -> Non
         rig.say(b"own", own)
         rig.rest()
         assert told.listen()
-        greedy = [rig.map.counterpart(t) for t in likeliest(llama, prompt(10))]
-        assert rig.trees(b"own", 1)[0].tokens == greedy
-
-
-def likeliest(model: Path, tokens: list[int]) -> list[int]:
-    count = len(tokens)
-    rows = SequenceRows(0, tokens, np.arange(count, dtype=np.int32), NO_NODES, kept=[count - 1])
-    best: list[int] = loaded(model).forward([rows])[0].topk(SMALL.children).indices.tolist()
-    return best
+        rows = SequenceRows(0, prompt(10), np.arange(10, dtype=np.int32), NO_NODES, kept=[9])
+        likeliest = loaded(llama).forward([rows])[0].topk(SMALL.children).indices.tolist()
+        assert rig.trees(b"own", 1)[0].tokens == [rig.map.counterpart(token) for token in likeliest]

@@ -1,7 +1,5 @@
 """Targets whose drafts run on threads of the same process."""
 
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import Any
 
 import pytest
 from loopback import Loopback
-from support import VOCAB, assert_idle, make_engine, native_model
+from support import VOCAB, assert_idle, eventually, make_engine, native_model, running
 
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
@@ -78,13 +76,9 @@ def drafted(target: Path, drafts: Sequence[Path], slots: int = 3000, **config: A
         options = RemoteOptions(wanted=100, quarantine=0.0, pools_each=len(drafts))
         drafter = RemoteDrafter(hello, pools, lambda peer, *frames: posts[peer](peer, *frames), options)
         for worker in workers:
-            running = threading.Thread(target=worker.run)
-            running.start()
-            stack.callback(running.join)
-            stack.callback(worker.stop)
+            stack.enter_context(running(worker.run, worker.stop))
         for thread in threads:
             thread.start(drafter.receive, drafter.tick)
             stack.callback(thread.close)
-        while not all(pool.ready for pool in pools):
-            time.sleep(0.001)
+        eventually(lambda: all(pool.ready for pool in pools))
         yield Drafted(make_engine(target, drafter, nodes=16, **config), drafter, workers)
