@@ -1,6 +1,6 @@
 """The Triton kernels that draw, against the reference, on the device or in Triton's interpreter."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from recording import RecordingKernels
 from support import RowSampling, columns_of
 
 pytest.importorskip("triton")
@@ -20,10 +21,8 @@ from pilotfish.core.trees.tree import NO_TOKEN
 from pilotfish.model.batch import Buckets
 from pilotfish.model.cuda import drawing
 from pilotfish.model.cuda.drawing import drawn_at_once, noisy_best
-from pilotfish.model.cuda.graphs import GraphCache
 from pilotfish.model.draws import Draws
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.kernels import Draw, Forward, Kernels
 from pilotfish.model.loading.loader import load_model
 from pilotfish.model.sampling import SampleColumns, filtered_reference, perturbed_topk_reference
 
@@ -133,20 +132,8 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 # -- in a recorded forward
 
 
-class RecordingKernels(Kernels):
-    """Of a recorder that only remembers the call."""
-
-    recordings = 0
-
-    def buckets(self) -> Buckets:
-        return Buckets(rows=(4, 16), prefix=(64,), path=(8,))
-
-    def recorded(self, forward: Forward, draw: Draw) -> Forward:
-        return GraphCache(forward, draw, self._record, self.device)
-
-    def _record(self, call: Callable[[], None]) -> Callable[[], None]:
-        self.recordings += 1
-        return call
+class DrawingKernels(RecordingKernels):
+    sizes = Buckets(rows=(4, 16), prefix=(64,), path=(8,))
 
     def draw(self, logits: torch.Tensor, draws: Draws, ids: torch.Tensor | None = None) -> torch.Tensor:
         return drawn_at_once(logits, draws, ids)
@@ -195,7 +182,7 @@ RECORDED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], int]] = {
 @pytest.mark.parametrize("children", [0, 3])
 def test_a_recorded_forward_draws_by_itself(children: int, kind: str, llama: Path) -> None:
     """Or right after it, once masks are there; anew where a row is not finite."""
-    model, kernels = load_model(llama, torch.float32, DEVICE, eager=True), RecordingKernels(DEVICE)
+    model, kernels = load_model(llama, torch.float32, DEVICE, eager=True), DrawingKernels(DEVICE)
     plain = TorchExecutor(model, 100, vocab_size=250)
     recorded = TorchExecutor(replace(model, kernels=kernels, recordable=True), 100, vocab_size=250)
     rows = [chain_rows(10, 2), chain_rows(40, 0, start=5)]

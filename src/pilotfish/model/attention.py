@@ -39,6 +39,11 @@ class AttentionMetadata:
         return AttentionMetadata(*[*(x[part] for x in of_rows), prefix_slots], longest=self.longest)
 
 
+_NOBODY = torch.zeros(0, dtype=torch.int32)
+#: Of a forward without attention.
+NO_ROWS = AttentionMetadata(_NOBODY, _NOBODY, _NOBODY, _NOBODY, _NOBODY[:, None], _NOBODY, longest=0)
+
+
 @dataclass(frozen=True)
 class Scoring:
     """A row at position p sees the positions p - window + 1 .. p. Scores are q . k * scale, capped at

@@ -16,8 +16,13 @@ from block_heads import (
     sequenced,
 )
 from msgspec import structs
+from recording import RecordingKernels
 from recurrent_formulas import Drafted
+from support import RowSampling, sampling_of
 
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.executor import Outcome, SequenceRows
+from pilotfish.model.heads.executor import HeadSetup
 from pilotfish.model.heads.families.block import BLOCKS as BLOCKS_AT_ONCE
 from pilotfish.model.heads.families.block import BlockExecutor
 from pilotfish.model.heads.families.medusa import MedusaHead
@@ -52,6 +57,39 @@ def test_formulas(kind: str, eager: bool) -> None:
     sequence.commit([17, 4])
     assert_as_formulas(log_chances(executor, [sequence.chunk()]), files, (sequence, ROOT))
     assert_as_formulas(log_chances(executor, [sequence.level(PATHS)]), files, (sequence, PATHS))
+
+
+def told(executor: BlockExecutor, sequence: Drafted, params: SamplingParams) -> list[Outcome]:
+    """After a chunk, a level of nodes, and a commit."""
+
+    def of(rows: SequenceRows) -> Outcome:
+        kept = len(rows.kept) + len(rows.nodes)
+        return executor.execute([rows], sampling_of([RowSampling(params, 3, 7 + i) for i in range(kept)], children=4))
+
+    outcomes = [of(sequence.chunk()), of(sequence.level(PATHS)), of(sequence.level(PATHS[:3]))]
+    sequence.commit([17, 4])
+    return [*outcomes, of(sequence.chunk())]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_levels_may_be_recorded_and_draw(kind: str, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward of blocks once, as all have one block after few tokens; what comes below a root once."""
+    params, kernels = SamplingParams(temperature=temperature), RecordingKernels()
+    executors = [executor_of(block_head(kind), eager=True)]
+    monkeypatch.setattr(HeadSetup, "kernels", lambda *_: kernels)
+    executors.append(executor_of(block_head(kind), eager=True))
+    each = []
+    for executor in executors:
+        assert isinstance(executor, BlockExecutor)
+        each.append(told(executor, sequenced(13, range(100, 160), seed=1), params))
+    for got, expected in zip(each[1], each[0], strict=True):
+        assert got.log_chances is not None and expected.log_chances is not None
+        possible = expected.log_chances > -np.inf
+        assert np.array_equal(got.log_chances > -np.inf, possible) and list(got.broken) == list(expected.broken)
+        assert np.array_equal(got.tokens[possible], expected.tokens[possible])
+        np.testing.assert_allclose(got.log_chances[possible], expected.log_chances[possible], rtol=1e-4, atol=1e-4)
+    assert kernels.recordings == 2
 
 
 @pytest.mark.parametrize("kind", [*BLOCKS, "medusa"])

@@ -5,17 +5,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from recording import RecordingKernels
 from recurrent_formulas import VOCAB, Drafted, executor_of, free_slots, logits, random_head
 
 from pilotfish.core.sampling.logit_rules import LogitEdits
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import Outcome, Sampling, TokenMasks
 from pilotfish.model.cpu.native import load_kernels
+from pilotfish.model.heads.executor import HeadSetup
 from pilotfish.model.sampling import likely_tokens, perturbed_topk_reference
 
 #: Of two prompts.
 LENGTHS = (9, 14)
 SEED = 0x9E3779B97F4A7C15
+
+
+@pytest.fixture(params=["drawn after it", "drawn by it"], autouse=True)
+def forward(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "drawn by it":
+        kernels = RecordingKernels()
+        monkeypatch.setattr(HeadSetup, "kernels", lambda *_: kernels)
 
 
 def sampling(params: SamplingParams, children: int = 6, **options: Any) -> Sampling:

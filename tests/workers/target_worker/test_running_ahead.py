@@ -9,9 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
+from recording import RecordingKernels
 from support import SETTINGS, SNIPPETS, assert_idle, drain, make_engine, run
-from torch import Tensor
 
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.core.sampling.sampling_params import SamplingParams
@@ -20,42 +19,9 @@ from pilotfish.engine.engine import Engine
 from pilotfish.engine.recording import record_forwards
 from pilotfish.errors import EngineError
 from pilotfish.model.batch import GRAPHS
-from pilotfish.model.cuda.graphs import GraphCache
-from pilotfish.model.draws import Draws
 from pilotfish.model.executor import LaunchedForward, TorchExecutor
-from pilotfish.model.kernels import Kernels
-from pilotfish.model.sampling import PENALTIES, SampleColumns, perturbed
 from pilotfish.workers.ahead import AheadWorker
 from pilotfish.workers.records import StepRecord
-
-
-class Drawing(Kernels):
-    def draw(self, logits: Tensor, draws: Draws, ids: Tensor | None = None) -> Tensor:
-        assert ids is None
-        columns, scores = SampleColumns.over(draws.table, draws.filters), edited(logits, draws)
-        tokens = torch.where(columns.greedy != 0, scores.argmax(dim=-1), perturbed(scores, columns, 1)[1][:, 0])
-        finite = logits.isfinite().all()
-        return torch.stack((tokens, tokens, finite.expand(len(tokens)).long()), dim=1)
-
-
-def edited(logits: Tensor, draws: Draws) -> Tensor:
-    """As the kernels of `rules` do."""
-    scores = (logits if draws.rows is None else logits.index_select(0, draws.rows)).double()
-    if draws.bits is not None:
-        bits = draws.bits[:, :, None] >> torch.arange(32, dtype=torch.int32) & 1
-        scores = scores.masked_fill(bits.flatten(1)[:, : scores.shape[1]] == 0, -torch.inf)
-    flat = scores.flatten()
-    if draws.added is not None:
-        places, added = draws.added[:, draws.added[0] >= 0]
-        flat.index_add_(0, places, added.view(torch.float64))
-    if draws.seen is not None:
-        places, times = draws.seen[:, draws.seen[0] >= 0]
-        penalties = draws.table[PENALTIES : PENALTIES + 3].view(torch.float64)
-        repetition, presence, frequency = penalties[:, places // scores.shape[1]]
-        score = flat[places]
-        lowered = torch.where(score > 0, score / repetition, score * repetition)
-        flat[places] = lowered - (times * frequency + (times > 0) * presence)
-    return flat.view_as(scores)
 
 
 class Device(TorchExecutor):
@@ -63,12 +29,12 @@ class Device(TorchExecutor):
 
     def __init__(self, executor: TorchExecutor) -> None:
         model = executor.model
-        kernels = Drawing(model.device)
+        kernels = RecordingKernels()
         kernels.attend = model.kernels.attend  # type: ignore[method-assign]
         super().__init__(replace(model, kernels=kernels, recordable=False), executor.num_slots)
         self.model = replace(self.model, recordable=True)
         self.buckets = replace(GRAPHS, shared=8)
-        self._forward = GraphCache(self._run_model, self._draw, lambda call: call, model.device)
+        self._forward = kernels.recorded(self._run_model, self._draw)
         self.calls: list[str] = []
         self.fails: Callable[[str], bool] = lambda _: False
 

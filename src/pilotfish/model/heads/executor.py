@@ -14,6 +14,7 @@ from pilotfish.core.features.features import Features
 from pilotfish.core.scheduling.executor import ANY_DEPTH, NO_SAMPLING, ForwardSeconds, Outcome, Sampling, SequenceRows
 from pilotfish.model.batch import Buckets, Forwarded
 from pilotfish.model.devices import kernels_of
+from pilotfish.model.draws import Draws
 from pilotfish.model.kernels import Kernels
 from pilotfish.model.sampling import Drawn, drawn
 
@@ -82,7 +83,9 @@ class HeadExecutor(ABC):
         computed = time.perf_counter()
         told = None if logits.forwarded is None else logits.forwarded.told(sampling, self.vocab.size)
         found = None if told is None else Drawn.read(told, sampling)
-        if found is None or found.broken:
+        if found is not None and found.broken:
+            logits, found = self.forward(rows), None  # with the confidences that were told with chances
+        if found is None:
             found = drawn(logits.values, sampling, ids=self.vocab.ids)
         tokens, chances, broken = found
         if logits.confidences is not None and chances is not None:
@@ -95,6 +98,13 @@ class HeadExecutor(ABC):
     def forward(self, rows: Sequence[SequenceRows], sampling: Sampling = NO_SAMPLING) -> HeadLogits:
         following = [part for part in map(without_first, rows) if part.num_rows]
         return self.run(following, sampling) if following else HeadLogits(torch.zeros(0, self.vocab.size))
+
+    def draws(self, sampling: Sampling, padded: int) -> Draws | None:
+        """What a recording of `padded` kept rows draws."""
+        draws = Draws.of(sampling, padded, self.vocab.size)
+        if draws is None or self.vocab.ids is None:
+            return draws
+        return draws if draws.plain and draws.children else None  # masks and rules name the target's tokens
 
     @abstractmethod
     def run(self, rows: Sequence[SequenceRows], sampling: Sampling) -> HeadLogits:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pilotfish.core.cache.slots import Slots
-from pilotfish.core.scheduling.executor import SequenceRows
+from pilotfish.core.scheduling.executor import NO_SAMPLING, Sampling, SequenceRows
 from pilotfish.model.heads.executor import HeadLogits
 
 #: Roots whose states of all slots are kept; those of others are computed again.
@@ -56,8 +56,9 @@ class RootStates:
             self._states.pop(slot, None)
 
 
-#: States [slots, hidden] and, of nodes, int64 [nodes] each, the place of its state and its token -> what comes after.
-SlotLogits = Callable[[Tensor, Tensor, Tensor], HeadLogits]
+#: States [slots, hidden] and, of nodes, on the host, int64 [nodes] each, the place of its state and its token; who may
+#: draw at once -> what comes after.
+SlotLogits = Callable[[Tensor, Tensor, Tensor, Sampling], HeadLogits]
 
 
 class RootSlots:
@@ -71,7 +72,11 @@ class RootSlots:
         self.forget = self._states.forget
 
     def below(
-        self, kept: Sequence[KeptRow], padded: Callable[[int], int], fresh: Mapping[int, Tensor] = _NONE
+        self,
+        kept: Sequence[KeptRow],
+        padded: Callable[[int], int],
+        fresh: Mapping[int, Tensor] = _NONE,
+        sampling: Sampling = NO_SAMPLING,
     ) -> HeadLogits:
         """Rows of one root and depth share their product with the output layer. `padded` maps a number of rows to that
         of the product. `fresh`: states [slots, hidden] of known roots, by slot."""
@@ -82,8 +87,9 @@ class RootSlots:
         distinct, which = np.unique(places + np.where(beyond, 0, slots), return_inverse=True)
         distinct = np.pad(distinct, (0, padded(len(distinct)) - len(distinct)))
         tokens = np.array([row.token for row in kept], np.int64)
-        wanted, *of_rows = (torch.from_numpy(x).to(states.device) for x in (distinct, which, tokens))
-        logits = self._logits(states.flatten(0, 1).index_select(0, wanted), *of_rows)
+        wanted, of_rows, ids = (torch.from_numpy(x) for x in (distinct, which, tokens))
+        states = states.flatten(0, 1).index_select(0, wanted.to(states.device))
+        logits = self._logits(states, of_rows, ids, NO_SAMPLING if beyond.any() else sampling)
         if beyond.any():  # nobody draws from NaN
             logits.values[torch.from_numpy(beyond).to(states.device)] = torch.nan
         return logits

@@ -19,19 +19,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from pilotfish.core.cache.slots import Slots
+from pilotfish.core.cache.slots import NO_SLOTS, Slots
 from pilotfish.core.features.features import Features
 from pilotfish.core.scheduling.executor import Sampling, SequenceRows
-from pilotfish.model.attention import AttentionMetadata
-from pilotfish.model.batch import EXACT
+from pilotfish.model.attention import NO_ROWS, AttentionMetadata
+from pilotfish.model.batch import EXACT, POWERS, Batch, Forwarded, bucket
+from pilotfish.model.draws import Draws
 from pilotfish.model.heads.executor import DraftVocab, HeadExecutor, HeadLogits, HeadSetup, filled
 from pilotfish.model.heads.parts import Angles, HeadLayer, Parts, RotatedRows, kv_shape, normed
 from pilotfish.model.heads.roots import ROOTS, KeptRow, RootSlots, kept_rows
 from pilotfish.model.heads.spec import DecoderHead, HeadFiles, HeadMemory, HeadSpec, Shapes
-from pilotfish.model.kv_planes import empty_kv
+from pilotfish.model.kernels import Forward
+from pilotfish.model.kv_planes import empty_kv, zeros
 
-#: Blocks that one forward takes.
-BLOCKS = 32
+#: Blocks that one forward takes, and nodes that a recorded level takes.
+BLOCKS, MOST_NODES = 32, 1024
 #: The C++ kernel lays keys out once for many rows where so many positions are in all their prefixes.
 SHARED = 64
 
@@ -81,7 +83,7 @@ class BlockHead(DecoderHead):
 
 
 class BlockDecoder(torch.nn.Module):
-    """`kv` has slots of tokens, then those of the blocks of a forward."""
+    """`kv` has slots of tokens, then those of the blocks of a forward. A forward is recorded where kernels do that."""
 
     def __init__(self, head: BlockHead, parts: Parts, num_slots: int) -> None:
         super().__init__()
@@ -95,6 +97,10 @@ class BlockDecoder(torch.nn.Module):
         products = [f"layers.{i}.self_attn.{name}_proj" for i in range(decoder.layers) for name in "kv"]
         self.context = parts.product(*map(parts.affine, products))
         self.norm = parts.norm("norm", decoder)
+        self._states: Forward = self._computed
+        if parts.kernels.records:
+            self.angles.reach(min(decoder.context, num_slots) + head.block)
+            self._states = parts.kernels.recorded(self._computed, parts.kernels.draw)
 
     def add_context(self, features: Tensor, positions: Tensor, slots: Tensor) -> None:
         """features [rows, hidden] of `positions` int64 [rows]; K and V go to `slots` int64 [rows]."""
@@ -114,19 +120,27 @@ class BlockDecoder(torch.nn.Module):
         return torch.cat([self._forward(anchors[part], contexts[part]) for part in parts])
 
     def _forward(self, anchors: Sequence[int], contexts: Sequence[Slots]) -> Tensor:
-        ids = np.full((len(anchors), self.head.block), self.head.mask_token)
-        ids[:, 0] = anchors
-        lengths = np.array([len(context) for context in contexts])
-        positions = lengths[:, None] + np.arange(self.head.block)
-        self.angles.reach(int(positions.max()) + 1)
-        rows = RotatedRows(*self.angles(self._on_device(positions.flatten())), self.metadata(contexts))
-        x = self.embedding.index_select(0, self._on_device(ids.flatten()))
+        records, count = self.kernels.records, len(anchors)
+        padded = bucket(count, POWERS) if records else count
+        contexts = [*contexts, *[NO_SLOTS] * (padded - count)]
+        ids = np.full((padded, self.head.block), self.head.mask_token)
+        ids[:count, 0] = anchors
+        lengths = np.array([len(context) for context in contexts], np.int32)
+        positions = lengths[:, None] + np.arange(self.head.block, dtype=np.int32)
+        if not records:
+            self.angles.reach(int(positions.max()) + 1)
+        of_rows, before = (torch.from_numpy(x.flatten()) for x in (ids, positions))
+        batch = Batch(of_rows, torch.zeros(1, dtype=torch.int64), 0, self.metadata(contexts), before=before)
+        return self._states(batch).logits.view(padded, self.head.block, -1)[:count]
+
+    def _computed(self, batch: Batch) -> Forwarded:
+        """States of all rows. `before` has their positions in the sequence."""
+        batch = batch.map(lambda tensor: tensor.to(self.device))
+        rows = RotatedRows(*self.angles(cast(Tensor, batch.before)), batch.metadata)
+        x = self.embedding.index_select(0, batch.input_ids)
         for layer, kv in zip(self.layers, self.kv, strict=True):
             x = layer(x, None, rows, kv)
-        return normed(self.norm, x).view(len(anchors), self.head.block, -1)
-
-    def _on_device(self, array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
+        return Forwarded(normed(self.norm, x))
 
     def metadata(self, contexts: Sequence[Slots]) -> AttentionMetadata:
         """A row sees its prefix up to its position. The prefix ends with the block; all of the block's rows stand at
@@ -134,7 +148,8 @@ class BlockDecoder(torch.nn.Module):
         block, count = self.head.block, len(contexts)
         own = np.arange(self.first_own, self.first_own + count * block, dtype=np.int32).reshape(count, block)
         lengths = np.array([len(context) for context in contexts], np.int32)
-        prefix_slots = np.zeros((count, -(-(lengths.max() + block) // SHARED) * SHARED), np.int32)
+        whole = -(-(lengths.max() + block) // SHARED) * SHARED
+        prefix_slots = np.zeros((count, bucket(int(whole), self.kernels.buckets().prefix)), np.int32)
         for i, context in enumerate(contexts):
             prefix_slots[i, : len(context) + block] = np.concatenate((context, own[i]))
         last = np.tile(np.arange(block, dtype=np.int32), count) if self.head.causal else np.int32(block - 1)
@@ -147,7 +162,7 @@ class BlockDecoder(torch.nn.Module):
             positions, paths = self._near(contexts, own)
         starts = np.repeat(np.arange(count, dtype=np.int32) * np.int32(width), block)
         rows = (own.flatten(), starts, positions, prefixes, paths, prefix_slots.flatten())
-        return AttentionMetadata(*(self._on_device(x) for x in rows), longest=width)
+        return AttentionMetadata(*map(torch.from_numpy, rows), longest=width)
 
     def _near(self, contexts: Sequence[Slots], own: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """The last position [rows], and as the path [rows, longest] all that rows with a window to both sides see. own
@@ -206,15 +221,47 @@ class BlockExecutor(HeadExecutor):
         super().__init__(head.projection.width, setup, head.context, vocab, EXACT)
         self.decoder = BlockDecoder(head, parts, setup.num_slots)
         self.deepest = head.block - head.first
-        self._slots = RootSlots(self._compute, SlotHead(head, parts, vocab.words), head.block, head.first)
+        self._slots = RootSlots(self._compute, self._logits, head.block, head.first)
+        self._head, self._kernels = SlotHead(head, parts, vocab.words), parts.kernels
+        self._level: Forward | None = None
+        if parts.kernels.records:
+            self._entering = zeros((MOST_NODES, head.decoder.hidden), setup.dtype, setup.device)
+            self._level = parts.kernels.recorded(self._below, self._draw)
         self._tokens = np.zeros(setup.num_slots, np.int64)  # by slot, the committed one there
 
-    def run(self, rows: Sequence[SequenceRows], sampling: Sampling) -> HeadLogits:  # noqa: ARG002
+    def run(self, rows: Sequence[SequenceRows], sampling: Sampling) -> HeadLogits:
         committed = [s for s in rows if len(s.tokens)]
         if committed:
             self._add_context(committed)
         kept = [row for s in rows for row in kept_rows(s)]
-        return self._slots.below(kept, self.padded) if kept else HeadLogits(torch.zeros(0, self.vocab.size))
+        if not kept:
+            return HeadLogits(torch.zeros(0, self.vocab.size))
+        return self._slots.below(kept, self.padded, sampling=sampling)
+
+    def _logits(self, states: Tensor, which: Tensor, tokens: Tensor, sampling: Sampling) -> HeadLogits:
+        count = len(which)
+        padded = bucket(count, self._kernels.buckets().rows)
+        draws = None if self._level is None or padded > len(self._entering) else self.draws(sampling, padded)
+        if self._level is None or draws is None or draws.masked:
+            return cast(HeadLogits, self._head(states, which.to(self._device), tokens.to(self._device)))
+        self._entering[: len(states)] = states
+        places, ids = (F.pad(x, (0, padded - count)) for x in (which, tokens))
+        forwarded = self._level(Batch(ids, places, count, NO_ROWS, draws=draws))
+        return HeadLogits(forwarded.logits[:count], forwarded=forwarded)
+
+    def _below(self, batch: Batch) -> Forwarded:
+        """`input_ids` are the nodes' tokens, `keep` the places of their states in `_entering`."""
+        logits: HeadLogits = self._head(self._entering[: len(batch.keep)], batch.keep, batch.input_ids)
+        assert batch.draws is not None
+        drawn, confidences = self._draw(logits.values, batch.draws), logits.confidences
+        if confidences is not None:
+            rows, k = batch.draws.rows, batch.draws.children
+            of_samples = confidences if rows is None else confidences.index_select(0, rows)
+            drawn[:, k : 2 * k].view(torch.float64).add_(of_samples[:, None])
+        return Forwarded(logits.values, drawn)
+
+    def _draw(self, logits: Tensor, draws: Draws) -> Tensor:
+        return self._kernels.draw(logits, draws, self.vocab.ids)
 
     def _add_context(self, rows: Sequence[SequenceRows]) -> None:
         slots = np.concatenate([s.prefix_slots[s.start :] for s in rows]).astype(np.int64)

@@ -128,8 +128,8 @@ class MaskedExecutor(HeadExecutor):
             row += s.num_rows
         return states
 
-    def _logits(self, states: Tensor, which: Tensor, _tokens: Tensor) -> HeadLogits:
-        return HeadLogits(self.rows.module.lm_head(states).index_select(0, which).float())
+    def _logits(self, states: Tensor, which: Tensor, _tokens: Tensor, _sampling: Sampling) -> HeadLogits:
+        return HeadLogits(self.rows.module.lm_head(states).index_select(0, which.to(self._device)).float())
 
 
 # -- layouts: speculators', and the flat one that vLLM reads beside it. Both count layers by what they get, and have

@@ -168,18 +168,12 @@ class RecurrentExecutor(HeadExecutor):
         padded = sum(len(batch.input_ids) for batch in batches)
         entering, logits, first = StatesBefore.of(rows, padded, self.feature_width, self.num_slots), [], 0
         if self.rows.has_angles and len(batches) == 1:
-            batches = [replace(batches[0], draws=self._draws(sampling, len(batches[0].keep)))]
+            batches = [replace(batches[0], draws=self.draws(sampling, len(batches[0].keep)))]
         for batch in batches:
             forwarded = self._level(entering.given_to(batch, first))
             logits.append(forwarded.logits[: batch.num_kept].float())
             first += len(batch.input_ids)
         return HeadLogits(logits[0] if len(logits) == 1 else torch.cat(logits), forwarded=forwarded)
-
-    def _draws(self, sampling: Sampling, padded: int) -> Draws | None:
-        draws = Draws.of(sampling, padded, self.vocab.size)
-        if draws is None or self.vocab.ids is None:
-            return draws
-        return draws if draws.plain and draws.children else None  # masks and rules name the target's tokens
 
     def _computed(self, batch: Batch) -> Forwarded:
         batch = batch.map(lambda tensor: tensor.to(self._device))

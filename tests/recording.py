@@ -1,0 +1,67 @@
+"""Kernels that record and draw as CUDA's do, in torch on the CPU. The recorder only remembers the call; as in CUDA, a
+replay reads and writes the memory of the first one."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pilotfish.model.batch import GRAPHS, Buckets
+from pilotfish.model.cuda.graphs import GraphCache
+from pilotfish.model.draws import Draws
+from pilotfish.model.kernels import Draw, Forward, Kernels
+from pilotfish.model.sampling import NOISE_SCALE, PENALTIES, SampleColumns, perturbed
+
+
+class RecordingKernels(Kernels):
+    records = True
+    sizes = GRAPHS
+
+    def __init__(self, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008
+        super().__init__(device)
+        self.recordings = 0
+
+    def buckets(self) -> Buckets:
+        return self.sizes
+
+    def recorded(self, forward: Forward, draw: Draw) -> Forward:
+        return GraphCache(forward, draw, self._record, self.device)
+
+    def _record(self, call: Callable[[], None]) -> Callable[[], None]:
+        self.recordings += 1
+        return call
+
+    def draw(self, logits: Tensor, draws: Draws, ids: Tensor | None = None) -> Tensor:
+        columns, scores = SampleColumns.over(draws.table, draws.filters), edited(logits, draws)
+        k = min(max(draws.children, 1), logits.shape[1])
+        values, best = perturbed(scores, columns, k, ids)
+        chances = (values / NOISE_SCALE).log_softmax(dim=-1)
+        likely, likeliest = scores.log_softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+        greedy = columns.greedy[:, None] != 0
+        best = torch.where(greedy, likeliest[:, :k], best)
+        best = best if ids is None else ids[best]
+        finite = logits.isfinite().all(dim=-1, keepdim=True)
+        if draws.rows is not None:
+            finite = finite.all().expand(draws.samples, 1)
+        chances = torch.where(greedy, likely[:, :k], chances)
+        return torch.cat((best, chances.view(torch.int64), finite.long()), dim=1)
+
+
+def edited(logits: Tensor, draws: Draws) -> Tensor:
+    """As the kernels of `rules` do."""
+    scores = (logits if draws.rows is None else logits.index_select(0, draws.rows)).double()
+    if draws.bits is not None:
+        bits = draws.bits[:, :, None] >> torch.arange(32, dtype=torch.int32) & 1
+        scores = scores.masked_fill(bits.flatten(1)[:, : scores.shape[1]] == 0, -torch.inf)
+    flat = scores.flatten()
+    if draws.added is not None:
+        places, added = draws.added[:, draws.added[0] >= 0]
+        flat.index_add_(0, places, added.view(torch.float64))
+    if draws.seen is not None:
+        places, times = draws.seen[:, draws.seen[0] >= 0]
+        penalties = draws.table[PENALTIES : PENALTIES + 3].view(torch.float64)
+        repetition, presence, frequency = penalties[:, places // scores.shape[1]]
+        score = flat[places]
+        lowered = torch.where(score > 0, score / repetition, score * repetition)
+        flat[places] = lowered - (times * frequency + (times > 0) * presence)
+    return flat.view_as(scores)
