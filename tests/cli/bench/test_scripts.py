@@ -66,6 +66,8 @@ def test_its_measurements_run_on_a_processor_too(monkeypatch: pytest.MonkeyPatch
     assert read == 4 * linears, "all products, and no embedding"
     for row in gpu.steps(model, 10.0, 1):
         assert row["floor_ms"] > read / 1e7 and min(row["step_ms"], row["forward_ms"]) > 0
+    monkeypatch.setattr(gpu, "TOKENS", 6)
+    assert [row["requests"] for row in gpu.idle(model)] == [1, 8, 32]
     assert gpu.prompt(model, 1)["tflop_per_s"] > 0
     for row in (*gpu.attention(TINY, torch.float32, cpu, 10.0, 1), *gpu.products(TINY, torch.float32, cpu, 1)):
         assert row["us"] > 0

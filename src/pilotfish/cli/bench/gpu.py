@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,8 +18,13 @@ from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.plain_decode import PlainDecode
 from pilotfish.cli.bench.report import ProgressBar, Report, Row, timed
 from pilotfish.config.fields import Quantization
+from pilotfish.core.cache.slots import SlotPool
+from pilotfish.core.drafting.drafter import NoDrafter
 from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.budget import FixedBudget
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, Sampling, SequenceRows
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.trees.tree import Guesses
 from pilotfish.engine.pairs import resolve_pair
 from pilotfish.errors import InputError
@@ -26,7 +32,7 @@ from pilotfish.model.attention import AttentionMetadata, Scoring
 from pilotfish.model.batch import Batch
 from pilotfish.model.cuda.graphs import CudaRecorder
 from pilotfish.model.devices import kernels_of
-from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.executor import LaunchedForward, TorchExecutor
 from pilotfish.model.experts import Affine
 from pilotfish.model.kernels import JoinedLinear, Kernels
 from pilotfish.model.kv_planes import LayerKV
@@ -36,6 +42,7 @@ from pilotfish.model.loading.metadata import GenerationConfig
 from pilotfish.model.loading.precision import precision_of
 from pilotfish.model.loading.quantize import quantize
 from pilotfish.model.loading.tensors import model_weights
+from pilotfish.workers.ahead import AheadWorker
 
 T = TypeVar("T")
 
@@ -43,6 +50,7 @@ VOCAB = 8192  # of shapes that name no other
 CONTEXT = 256  # tokens before a step
 PROMPT = 1024
 ROWS = (1, 8, 16, 64)
+REQUESTS, TOKENS = (1, 8, 32), 64  # that are served together, and of each output
 CONTEXTS = (1024, 8192, 32768)  # of attention
 LEAVES, CHILDREN = 2, 4  # of a draft's level
 WARM_UP = 3  # calls
@@ -66,6 +74,7 @@ def run_gpu(options: BenchOptions, progress: ProgressBar) -> Report:
         model = random_model(each, dtype, device)
         results["steps"] += [{"shape": name, **row} for row in steps(model, gb_per_s, repeats)]
         progress(f"steps of {name}")
+    results["idle"] = list(idle(model))
     results["prompts"] = [{"products": "ours", **prompt(model, repeats)}]
     del model
     compiled = [{"rows": rows, "ms": compiled_ms(rows, dtype, device, repeats)} for rows in ROWS[:2]]
@@ -128,6 +137,33 @@ def steps(model: LoadedModel, gb_per_s: float, repeats: int) -> Iterator[Row]:
         read = weight_bytes(model) + (CONTEXT + rows) * slot_bytes(model.config, model.kv_dtype.itemsize)
         floor = read / (gb_per_s * 1e6)
         yield {"rows": rows, "floor_ms": floor, "forward_ms": forward, "step_ms": spent, "times_floor": spent / floor}
+
+
+class WatchedExecutor(TorchExecutor):
+    def __init__(self, model: LoadedModel, num_slots: int) -> None:
+        super().__init__(model, num_slots)
+        self.launched: list[LaunchedForward] = []
+
+    def launch(self, rows: Sequence[SequenceRows], sampling: Sampling) -> LaunchedForward:
+        self.launched.append(super().launch(rows, sampling))
+        return self.launched[-1]
+
+
+def idle(model: LoadedModel) -> Iterator[Row]:
+    """Between two forwards of `AheadWorker`, which serves without drafts, by the device's clock."""
+    kernels = model.kernels
+    for requests in REQUESTS:
+        executor = WatchedExecutor(model, requests * (CONTEXT + TOKENS))
+        scheduler = Scheduler(SlotPool(executor.num_slots), PROMPT, requests)
+        worker = AheadWorker(executor, scheduler, NoDrafter(), FixedBudget(0, 0))
+        for number in range(requests):
+            tokens, params = [1 + number] * CONTEXT, SamplingParams(temperature=0.8, max_tokens=TOKENS)
+            scheduler.add(Request(number, tokens, params, number, frozenset(), TOKENS))
+        while worker.busy:
+            worker.step()
+        pairs = [*pairwise(executor.launched)][-TOKENS // 2 :]  # once all prompts are read
+        gaps = [1000 * kernels.seconds(after.moments[0], before.moments[1]) for before, after in pairs]
+        yield {"requests": requests, "idle_ms": statistics.median(gaps)}
 
 
 def sampling_of(rows: int, children: int = 0) -> Sampling:
