@@ -37,7 +37,7 @@ CORE_ALLOWED = {"msgspec", "numpy", "pilotfish"}
 CORE_FORBIDDEN = {"time", "datetime", "asyncio", "socket", "threading", "multiprocessing", "subprocess", "random", "os"}
 #: Modules of each loop in `workers/`, and the rooms that it may use. Never torch: they run rows through an `Executor`.
 LOOPS = {
-    "target": ({"target", "target_shadow"}, {"core", "errors"}),
+    "target": ({"target", "target_shadow", "ahead"}, {"core", "errors"}),
     "draft": ({"draft", "lm", "ngram", "suffix", "automaton"}, {"core", "errors", "model", "wire"}),
     "prefill": ({"prefill", "export", "shared"}, {"core", "errors", "kv", "wire"}),
 }

@@ -18,15 +18,17 @@ pytest.importorskip("triton")
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.model.attention import Scoring, dense_tree_attention
 from pilotfish.model.cpu import native
-from pilotfish.model.cuda import decoder, experts, norms, products, rotary, triton_attention
+from pilotfish.model.cuda import decoder, drawing, experts, norms, products, rotary, triton_attention
 from pilotfish.model.cuda.graphs import recordable
 from pilotfish.model.cuda.kernels import CUDAKernels
 from pilotfish.model.cuda.triton_attention import triton_tree_attention
 from pilotfish.model.devices import kernels_of
+from pilotfish.model.draws import Draws
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.kv_planes import FP8_CAPABILITY
 from pilotfish.model.loading.loader import LoadedModel, load_model
 from pilotfish.model.loading.metadata import GenerationConfig
+from pilotfish.model.sampling import COLUMNS, Filters
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -205,7 +207,16 @@ LAUNCHED: dict[Any, tuple[str, ...]] = {
     triton_attention: ("attend_parts", "join_parts_in_order", "write_kv"),
     products: ("few_rows", "join_parts", "many_rows", "quantize_rows"),
     norms: ("rms_norm",),
-    experts: ("expert_rows",),
+    experts: ("expert_rows", "plan_tiles"),
+    drawing: (
+        "tops_of_blocks",
+        "narrow_border",
+        "best_of_block",
+        "best_of_all",
+        "mask_rows",
+        "add_to_tokens",
+        "lower_seen",
+    ),
     rotary: ("rotate_heads",),
     decoder: ("write_heads", "gate_silu"),
 }
@@ -216,13 +227,17 @@ class NoLaunch:
         return lambda *_, **__: None
 
 
+def launch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, names in LAUNCHED.items():
+        for kernel in names:
+            monkeypatch.setattr(module, kernel, NoLaunch())
+
+
 def forward_without_values(
     config: Any, monkeypatch: pytest.MonkeyPatch, stored: torch.dtype = torch.float32
 ) -> torch.Tensor:
     """A forward of tensors without values: reading a value fails, as it would in a CUDA graph."""
-    for module, names in LAUNCHED.items():
-        for kernel in names:
-            monkeypatch.setattr(module, kernel, NoLaunch())
+    launch_nothing(monkeypatch)
     config._attn_implementation = config._experts_implementation = "pilotfish"
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config).eval()
@@ -245,6 +260,18 @@ def test_what_waits_for_nothing_is_recorded(kind: str, monkeypatch: pytest.Monke
     else:
         with pytest.raises((RuntimeError, NotImplementedError), match=r"(?i)meta"):
             forward_without_values(config, monkeypatch)
+
+
+@pytest.mark.parametrize("children", [0, 3])
+@pytest.mark.parametrize("rules", [False, True])
+def test_drawing_waits_for_nothing(children: int, rules: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch_nothing(monkeypatch)
+    table, filters = torch.zeros(COLUMNS, 4, dtype=torch.int64), Filters(min_p=True, top_k=3, top_p=True)
+    places, bits = torch.zeros(2, 16, dtype=torch.int64), torch.zeros(4, 3, dtype=torch.int32)
+    tables = (table[0], bits, places, places) if rules else ()
+    draws = Draws(table, filters, children, False, *tables).map(lambda x: x.to("meta"))
+    drawn = CUDAKernels(torch.device("meta")).draw(torch.zeros(4, 70, device="meta"), draws)
+    assert drawn.shape == (4, 2 * max(children, 1) + 1)
 
 
 @pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn], ids=str)

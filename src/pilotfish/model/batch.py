@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import Struct
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pilotfish.core.cache.slots import Slots
 from pilotfish.core.scheduling.executor import Sampling, SequenceRows
 from pilotfish.model.attention import AttentionMetadata
 from pilotfish.model.draws import Draws, allowed_bits
@@ -33,7 +33,7 @@ class Batch:
         padded = buckets.pad_rows(sum(s.num_rows for s in sequences))
         ids, slots = np.zeros(padded, np.int64), np.full(padded, scratch, np.int32)
         positions, prefixes = np.full(padded, -1, np.int32), np.zeros(padded, np.int32)
-        starts, shared = np.zeros(padded, np.int32), shared_prefixes(sequences, buckets)
+        starts, shared = np.zeros(padded, np.int32), shared_prefixes(sequences, buckets.shared)
         once = {one.start: s.prefix_slots[: one.tokens] for one, s in zip(shared, sequences, strict=True)}
         prefix_slots = np.concatenate([*once.values()], dtype=np.int32)
         longest = bucket(max(one.tokens for one in shared), buckets.prefix)
@@ -47,7 +47,8 @@ class Batch:
             ids[chunk], slots[chunk] = s.tokens, s.prefix_slots[s.start :]
             positions[chunk] = np.arange(s.start, prefix)
             starts[row:end], prefixes[row:end] = one.start, one.tokens
-            path_slots[row:end, : len(own)] = own
+            if len(own):
+                path_slots[row:end, : len(own)] = own
             keep.extend(row + offset for offset in s.kept)
             if nodes.deepest:
                 tree = slice(chunk.stop, end)
@@ -139,16 +140,15 @@ class Buckets:
 LONGEST_PATH = 512
 
 
-@dataclass(frozen=True)
-class SharedPrefix:
+class SharedPrefix(Struct, frozen=True):
     start: int  # in the batch's `prefix_slots`
     tokens: int
     path: int  # most tokens of a row after them
 
 
-def shared_prefixes(sequences: Sequence[SequenceRows], buckets: Buckets) -> list[SharedPrefix]:
-    """Of each sequence. Those beside each other that begin with the same slots, as the samples of a prompt do, have
-    these in common: then their rows read them once. Otherwise a prefix is all that a sequence has computed.
+def shared_prefixes(sequences: Sequence[SequenceRows], least: int) -> list[SharedPrefix]:
+    """Of each sequence. Those beside each other that begin with the same slots, `least` or more, as the samples of a
+    prompt do, have these in common: their rows read them once. Otherwise a prefix is all that a sequence has computed.
 
     prefix_slots   prompt ......... | another sequence ...
     path_slots     rest of sample 1, nodes
@@ -156,34 +156,27 @@ def shared_prefixes(sequences: Sequence[SequenceRows], buckets: Buckets) -> list
     """
     found, start, place = list[SharedPrefix](), 0, 0
     while place < len(sequences):
-        group, tokens = _sharing(sequences[place:], buckets.shared) if buckets.shared else ([sequences[place]], 0)
-        tokens = tokens or len(group[0].prefix_slots)
-        found += [SharedPrefix(start, tokens, len(s.prefix_slots) - tokens + s.nodes.deepest) for s in group]
-        start, place = start + tokens, place + len(group)
+        end, tokens = place + 1, len(sequences[place].prefix_slots)
+        while least and end < len(sequences):
+            common = _common(sequences[place], sequences[end], least if end == place + 1 else tokens)
+            if not common:
+                break
+            end, tokens = end + 1, common if end == place + 1 else tokens
+        found += [SharedPrefix(start, tokens, s.most - tokens) for s in sequences[place:end]]
+        start, place = start + tokens, end
     return found
 
 
-def _sharing(sequences: Sequence[SequenceRows], least: int) -> tuple[list[SequenceRows], int]:
-    """The first ones that share a prefix, and its tokens; the first alone, and 0, if the second does not."""
-    first, tokens = sequences[0], 0
-    group = [first]
-    for other in sequences[1:]:
-        common = _common(first.prefix_slots, other.prefix_slots, tokens or least)
-        longest = max(len(s.prefix_slots) + s.nodes.deepest for s in (first, other)) - (tokens or common)
-        if common < (tokens or least) or longest > LONGEST_PATH:
-            break
-        tokens = tokens or common
-        group.append(other)
-    return group, tokens
-
-
-def _common(one: Slots, other: Slots, least: int) -> int:
-    """First slots that are the same, 0 if fewer than `least`."""
-    count = min(len(one), len(other))
-    if count < least or one[least - 1] != other[least - 1]:
+def _common(one: SequenceRows, other: SequenceRows, least: int) -> int:
+    """First slots that are the same; 0 if fewer than `least`, or if a row has more than `LONGEST_PATH` after them."""
+    slots, others = one.prefix_slots, other.prefix_slots
+    count = min(len(slots), len(others))
+    if count < least or slots[least - 1] != others[least - 1]:
         return 0
-    different = one[:count] != other[:count]
-    return int(different.argmax()) if different.any() else count
+    different = slots[:count] != others[:count]
+    common = int(different.argmax()) if different.any() else count
+    fits = max(one.most, other.most) <= common + LONGEST_PATH
+    return common if common >= least and fits else 0
 
 
 def bucket(size: int, sizes: tuple[int, ...]) -> int:

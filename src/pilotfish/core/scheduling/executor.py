@@ -69,6 +69,11 @@ class SequenceRows(Struct, frozen=True):
     def num_rows(self) -> int:
         return len(self.tokens) + len(self.nodes)
 
+    @property
+    def most(self) -> int:
+        """Tokens that a row sees, at most."""
+        return len(self.prefix_slots) + self.nodes.deepest
+
 
 class TokenMasks:
     """Which tokens may follow some samples; after others all may."""
