@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pilotfish.core.trees.tree import NO_TOKEN
 from pilotfish.model.batch import GRAPHS, Buckets
 from pilotfish.model.cuda.graphs import GraphCache
 from pilotfish.model.draws import Draws
@@ -40,6 +41,8 @@ class RecordingKernels(Kernels):
         greedy = columns.greedy[:, None] != 0
         best = torch.where(greedy, likeliest[:, :k], best)
         best = best if ids is None else ids[best]
+        if not draws.children:
+            best = torch.where(values.isnan() | (values == -torch.inf), NO_TOKEN, best)
         finite = logits.isfinite().all(dim=-1, keepdim=True)
         if draws.rows is not None:
             finite = finite.all().expand(draws.samples, 1)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import KINDS, SETTINGS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, random_tree, run
+from support import KINDS, SETTINGS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, drain, make_engine, random_tree, run
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.cache.slots import Slots
@@ -22,6 +22,7 @@ from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, Sampling, SequenceRows
 from pilotfish.core.trees.tree import ROOT, TokenTree
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.sample import Sample
 from pilotfish.model.attention import AttentionMetadata, Scoring, dense_tree_attention
 from pilotfish.model.cuda.graphs import GraphCache
 from pilotfish.model.exactness import unequal_companies
@@ -31,6 +32,7 @@ from pilotfish.model.kv_planes import FP8_CAPABILITY, LayerKV
 from pilotfish.model.loading.loader import load_model
 from pilotfish.model.logprobs import token_logprobs
 from pilotfish.model.sampling import SampleColumns, perturbed
+from pilotfish.workers.ahead import AheadWorker
 
 DEVICE = torch.device("cuda")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -242,6 +244,16 @@ def test_a_node_has_the_bits_that_it_has_alone(directory: Path, dtype: torch.dty
         assert torch.equal(bench.replaying.forward([alone])[0], row), f"node {node}"
 
 
+def test_layers_are_counted_while_a_graph_runs(llama: Path) -> None:
+    executor = Bench(llama, torch.float32).replaying
+    progress, rows = executor.count_layers(), SequenceRows(0, [1, 2, 3], np.arange(3, dtype=np.int32), NO_NODES, [2])
+    for _ in range(2):  # recorded, then replayed
+        progress.reset()
+        executor.forward([rows])
+        torch.cuda.synchronize()
+        assert progress.at(0.0) == progress.layers
+
+
 # -- outputs
 
 
@@ -283,6 +295,28 @@ def test_outputs_are_those_without_a_draft(engines: Any, drafter: str, dtype: st
     engine = engines(drafter, dtype)
     assert outputs(engine, together=False) == alone
     assert outputs(engine, together=True) == alone
+
+
+def test_outputs_of_forwards_that_run_ahead(engines: Any) -> None:
+    """Requests come and go meanwhile; one gets logits that are not finite, and ends alone."""
+    engine, plain = engines(None, "bfloat16"), SETTINGS[:4]
+    assert isinstance(engine.worker, AheadWorker)
+    each = [SamplingParams(max_tokens=24, seed=i, **setting) for i, setting in enumerate(plain)]
+    alone = [run(engine, [prompt], [p])[0] for prompt, p in zip(SNIPPETS, each, strict=False)]
+    samples = list[Sample]()
+    for place, (prompt, p) in enumerate(zip(SNIPPETS, each, strict=False)):
+        samples += engine.submit(prompt, p)
+        gone = engine.submit(SNIPPETS[place], SamplingParams(max_tokens=200))
+        for _ in range(3):
+            engine.step()
+        engine.abort(gone[0])
+    lost = engine.submit("lost", SamplingParams(temperature=0.0, max_tokens=50))[0]
+    for _ in range(4):
+        engine.step()
+    engine.executor._layers[0].keys[lost.request.held.tolist()] = torch.nan
+    drain(engine)
+    assert lost.finish_reason == "error"
+    assert [sample.token_ids for sample in samples] == alone
 
 
 @pytest.mark.parametrize("rounded", ["kv_dtype", "quantization"])

@@ -65,7 +65,8 @@ class Launches:
             source = ASTSource(
                 self.kernel, signature, constants, {(i,): backend.parse_attr(hint) for i, hint in hinted}
             )
-            chosen = {name: options[name] for name in ("num_warps", "num_stages") if name in options}
+            names = ("num_warps", "num_stages", "enable_fp_fusion")
+            chosen = {name: options[name] for name in names if name in options}
             yield triton.compile(source, target=self.target, options=chosen)
 
 
@@ -200,6 +201,7 @@ def compiled(target: GPUTarget, launch: Callable[..., None], arguments: tuple[An
                 "spilled_bytes": spilled(text, target),
                 "matrix_unit": re.findall(r"wgmma\.mma|mma\.sync|mfma", text)[:1],
                 "tf32": "tf32" in text,
+                "fused": "fma" in text,
             }
 
 

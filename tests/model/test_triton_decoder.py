@@ -16,9 +16,9 @@ from pilotfish.core.features.features import FINAL
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.model.batch import EXACT
 from pilotfish.model.cuda.decoder import TritonDecoder
-from pilotfish.model.cuda.kernels import CUDAKernels, DeviceProgress
+from pilotfish.model.cuda.kernels import CUDAKernels
 from pilotfish.model.cuda.products import InvariantLinear
-from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.executor import DeviceProgress, TorchExecutor
 from pilotfish.model.experts import Affine
 from pilotfish.model.feature_tap import FeatureTap
 from pilotfish.model.kernels import JoinedLinear
@@ -102,9 +102,9 @@ def test_states_are_those_of_the_reference(tmp_path: Path) -> None:
 
 def test_layers_are_counted_by_the_device(tmp_path: Path) -> None:
     """When their keys are there."""
-    executor, rows = executor_of(models(tmp_path, "llama")[0]), step(5, 0)
-    progress, seen = executor.count_layers(), list[tuple[int, int]]()
-    assert isinstance(progress, DeviceProgress)
+    executor, rows, seen = executor_of(models(tmp_path, "llama")[0]), step(5, 0), list[tuple[int, int]]()
+    executor.count_layers()
+    progress = executor.progress = DeviceProgress(2, DEVICE)
     wrote, slots = progress.wrote, rows.prefix_slots.tolist()
 
     def watch(layer: int) -> None:

@@ -139,7 +139,7 @@ class Engine:
         self.drafter = drafter or self.drafters.make(() if config.mode == "off" else config.drafters)
         pool = SlotPool(self.memory.slots, common_window(self.model.config))
         if self.model.recordable:
-            record_forwards(self.executor, config.max_rows, config.max_requests)
+            record_forwards(self.executor, config.max_rows, config.max_requests, self.sampling_params())
         budget = make_budget(config, self.executor, self.drafter)
         tiers = self.tiers = make_tiers(config, self.executor)
         cache = PrefixCache(pool, dropped=None if tiers is None else tiers.dropped) if config.prefix_cache else None
@@ -278,7 +278,7 @@ class Engine:
 
     def use(self, drafter: Drafter, budget: Budget) -> None:
         """EngineError while requests run."""
-        if self.busy:
+        if self.worker.scheduler.busy:
             raise EngineError("the drafter cannot be swapped while requests run")
         self.drafter = drafter
         self.worker.drafter = GuardedDrafter(drafter, self.model.config.vocab_size)
@@ -371,7 +371,7 @@ class Engine:
 
     def check(self) -> None:
         """EngineError if a KV slot is neither free nor owned by a running request."""
-        self.worker.scheduler.check()
+        self.worker.check()
 
 
 def make_tiers(config: EngineConfig, executor: TorchExecutor) -> KVTiers | None:

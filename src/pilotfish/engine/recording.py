@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
-from pilotfish.core.scheduling.executor import NO_NODES, Sampling, SequenceRows
+from pilotfish.core.scheduling.executor import NO_NODES, NO_SAMPLING, Sampling, SequenceRows
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.progress import PhaseProgress
 
 logger = logging.getLogger(__name__)
 
 
-def record_forwards(executor: TorchExecutor, max_rows: int, max_samples: int) -> None:
+def record_forwards(executor: TorchExecutor, max_rows: int, max_samples: int, params: SamplingParams) -> None:
     """Those that serving replays most: prompts, and rows that all give a token, of every size; few rows, after prefixes
     of every size. Others are recorded when they first occur. Overwrites the first slots: only while idle."""
     began, every = time.perf_counter(), list(_sequences(executor, max_rows, max_samples))
@@ -20,7 +20,7 @@ def record_forwards(executor: TorchExecutor, max_rows: int, max_samples: int) ->
         for sequence in every:
             samples = len(sequence.kept)
             places = np.zeros(samples, np.int64), np.arange(samples)
-            executor.execute([sequence], Sampling(None, [SamplingParams()], [0], *places))
+            executor.execute([sequence], Sampling(None, [params], [0], *places) if samples else NO_SAMPLING)
             advance()
     logger.info("recorded %d forwards in %.1f s", len(every), time.perf_counter() - began)
 
@@ -28,12 +28,12 @@ def record_forwards(executor: TorchExecutor, max_rows: int, max_samples: int) ->
 def _sequences(executor: TorchExecutor, max_rows: int, max_samples: int) -> Iterator[SequenceRows]:
     buckets, most = executor.buckets, min(executor.context, executor.num_slots)
     for rows in (min(size, most) for size in buckets.rows if size <= executor.padded(min(max_rows, most))):
-        yield _sequence(rows, rows, 1)
-        if rows <= executor.padded(min(max_samples, most)):
-            yield _sequence(rows, rows, rows)
+        everything = [rows] if rows <= executor.padded(min(max_samples, most)) else []
+        for kept in (0, min(max_samples, 1), *everything):
+            yield _sequence(rows, rows, kept)
     for reach in buckets.prefix[1:]:
         if reach <= executor.context:
-            yield _sequence(reach, 1, 1)
+            yield _sequence(reach, 1, min(max_samples, 1))
 
 
 def _sequence(length: int, rows: int, kept: int) -> SequenceRows:

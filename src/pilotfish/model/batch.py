@@ -10,6 +10,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pilotfish.core.cache.slots import Slots
 from pilotfish.core.scheduling.executor import Sampling, SequenceRows
 from pilotfish.model.attention import AttentionMetadata
 from pilotfish.model.draws import Draws, allowed_bits
@@ -95,7 +96,7 @@ class Batch:
     def take_tokens(self, given: Batch) -> None:
         """Those of the forward before, in place. `given` is this batch as it was given, maybe elsewhere."""
         if given.follows is not None:
-            ids, drawn = self.input_ids, given.follows[:, 0]
+            ids, drawn = self.input_ids, given.follows[:, 0].clamp(min=0)  # after a row that is not finite, none
             ids.copy_(torch.where(ids < 0, drawn.index_select(0, (-1 - ids).clamp(min=0)), ids))
 
 
@@ -103,7 +104,7 @@ class Batch:
 class Forwarded:
     logits: Tensor  # [kept rows, vocab]
     drawn: Tensor | None = None  # of the batch's draws, as `Kernels.draw` gives it
-    later: Callable[[Tensor], Tensor] | None = None  # gives `drawn` for the bits of draws that are masked
+    later: Callable[[Tensor], Tensor] | None = None  # gives `drawn`, for the bits of draws that are masked
 
     def told(self, sampling: Sampling, vocab: int) -> Tensor | None:
         """What was drawn, on the host. Waits for the masks of `sampling`, of a forward that draws from `vocab`
@@ -156,27 +157,27 @@ def shared_prefixes(sequences: Sequence[SequenceRows], least: int) -> list[Share
     """
     found, start, place = list[SharedPrefix](), 0, 0
     while place < len(sequences):
-        end, tokens = place + 1, len(sequences[place].prefix_slots)
+        first, end = sequences[place], place + 1
+        tokens = len(first.prefix_slots)
         while least and end < len(sequences):
-            common = _common(sequences[place], sequences[end], least if end == place + 1 else tokens)
-            if not common:
+            common = _common(first.prefix_slots, sequences[end].prefix_slots, least if end == place + 1 else tokens)
+            shared = common if end == place + 1 else min(common, tokens)
+            if not shared or max(first.most, sequences[end].most) > shared + LONGEST_PATH:
                 break
-            end, tokens = end + 1, common if end == place + 1 else tokens
+            end, tokens = end + 1, shared
         found += [SharedPrefix(start, tokens, s.most - tokens) for s in sequences[place:end]]
         start, place = start + tokens, end
     return found
 
 
-def _common(one: SequenceRows, other: SequenceRows, least: int) -> int:
-    """First slots that are the same; 0 if fewer than `least`, or if a row has more than `LONGEST_PATH` after them."""
-    slots, others = one.prefix_slots, other.prefix_slots
-    count = min(len(slots), len(others))
-    if count < least or slots[least - 1] != others[least - 1]:
+def _common(one: Slots, other: Slots, least: int) -> int:
+    """First slots that are the same; 0 if fewer than `least`."""
+    count = min(len(one), len(other))
+    if count < least or one[least - 1] != other[least - 1]:
         return 0
-    different = slots[:count] != others[:count]
+    different = one[:count] != other[:count]
     common = int(different.argmax()) if different.any() else count
-    fits = max(one.most, other.most) <= common + LONGEST_PATH
-    return common if common >= least and fits else 0
+    return common if common >= least else 0
 
 
 def bucket(size: int, sizes: tuple[int, ...]) -> int:

@@ -16,6 +16,8 @@ from pilotfish.core.scheduling.executor import Sampling
 from pilotfish.core.trees.tree import Ints
 from pilotfish.model.sampling import GREEDY_SAMPLE, Filters, SampleColumns
 
+#: Tokens that rules name, over all samples.
+MOST_EDITS = 1 << 18
 #: Sizes of tables of tokens and, where rows give several samples or none, of samples.
 SIZES = tuple(1 << exponent for exponent in range(4, 31, 2))
 
@@ -33,8 +35,11 @@ class Draws:
 
     @classmethod
     def of(cls, sampling: Sampling, padded: int, vocab: int) -> Draws | None:
-        """Of a forward with `padded` kept rows. None where models have other vocabularies, and without samples."""
-        if sampling.vocabularies or not len(sampling):
+        """Of a forward with `padded` kept rows. None where models have other vocabularies, without samples, and of more
+        than `MOST_EDITS` tokens."""
+        edits = [(sample, edit) for sample, edit in enumerate(sampling.edits) if edit is not None]
+        named = sum(len(edit.seen) + len(edit.biased) + len(edit.excluded) for _, edit in edits)
+        if sampling.vocabularies or not len(sampling) or named > MOST_EDITS:
             return None
         rows, samples = None, padded
         if sampling.rows is not None:
@@ -43,7 +48,6 @@ class Draws:
         padding = SampleColumns.table(GREEDY_SAMPLE).expand(-1, samples - len(sampling))
         table, filters = torch.cat((SampleColumns.table(sampling), padding), dim=1), Filters.of(sampling.params)
         few = Filters(True, 1, True) if any(vars(filters).values()) else filters  # so that there are few kinds of them
-        edits = [(sample, edit) for sample, edit in enumerate(sampling.edits) if edit is not None]
         added = [
             *((sample, edit.biased, edit.biases) for sample, edit in edits),
             *((sample, edit.excluded, np.full(len(edit.excluded), -math.inf)) for sample, edit in edits),
@@ -65,7 +69,7 @@ class Draws:
     @property
     def plain(self) -> bool:
         """Whether it takes nothing but logits, parameters and noise."""
-        return not self.masked and self.bits is None and not self.edits
+        return not self.masked and self.rows is None and self.bits is None and not self.edits
 
     @property
     def kind(self) -> object:

@@ -1,6 +1,6 @@
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,6 +21,19 @@ from pilotfish.model.pacer import Pacer
 from pilotfish.model.sampling import Drawn, drawn
 
 Together = Callable[[Batch], AbstractContextManager[None]]
+
+
+class DeviceProgress(LayerProgress):
+    """Counted by the device, in memory of the host that it writes when a layer is done."""
+
+    def __init__(self, layers: int, device: torch.device) -> None:
+        super().__init__(layers)
+        count = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self.written, self._count = count.numpy(), count
+        self._numbers = torch.arange(1, layers + 1, dtype=torch.int32, device=device)
+
+    def wrote(self, layer: int) -> None:
+        self._count.copy_(self._numbers[layer : layer + 1], non_blocking=True)
 
 
 class TorchExecutor:
@@ -73,7 +86,9 @@ class TorchExecutor:
 
     def count_layers(self) -> LayerProgress:
         """For who reads KV beside forwards: before the first one. On a device only then, as it costs a copy a layer."""
-        self._counts, self.progress = True, self.model.kernels.layer_progress(len(self.kv))
+        self._counts = True
+        if self.overlaps:
+            self.progress = DeviceProgress(len(self.kv), self.model.device)
         return self.progress
 
     def padded(self, rows: int) -> int:
@@ -83,6 +98,10 @@ class TorchExecutor:
         return self.launch(rows, sampling).collect()
 
     def launch(self, rows: Sequence[SequenceRows], sampling: Sampling) -> "LaunchedForward":
+        with self._settled():
+            return self._launched(rows, sampling)
+
+    def _launched(self, rows: Sequence[SequenceRows], sampling: Sampling) -> "LaunchedForward":
         began = time.perf_counter()
         batches = self._drawing(self.prepare(rows), sampling)
         prepared = time.perf_counter()
@@ -98,6 +117,10 @@ class TorchExecutor:
         return LaunchedForward(self, sampling, num_rows, forwarded, told, began, prepared, (start, end, moment()))
 
     def collected(self, launched: "LaunchedForward") -> Outcome:
+        with self._settled():
+            return self._collect(launched)
+
+    def _collect(self, launched: "LaunchedForward") -> Outcome:
         kernels, (start, end, told_at) = self.model.kernels, launched.moments
         if self.overlaps:
             self.meanwhile()
@@ -117,6 +140,16 @@ class TorchExecutor:
         model = self._collected - since - sampled  # the forward is what is paced, as far as the times tell
         logprobs = partial(token_logprobs, forwarded.logits)
         return Outcome(*found, logprobs, ForwardSeconds(launched.prepared - launched.began, model, sampled))
+
+    @contextmanager
+    def _settled(self) -> Iterator[None]:
+        """Once it has failed, nothing computes any more that reads or writes slots."""
+        try:
+            yield
+        except BaseException:
+            if self.model.device.type == "cuda":
+                torch.cuda.synchronize(self.model.device)
+            raise
 
     def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
         """Writes KV. float32 [kept rows, vocab]: of each sequence its `kept` rows, then its nodes."""

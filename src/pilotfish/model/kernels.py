@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pilotfish.core.scheduling.executor import LayerProgress
 from pilotfish.model.attention import TreeAttention, dense_tree_attention
 from pilotfish.model.batch import Batch, Buckets, Forwarded, library_buckets
 from pilotfish.model.draws import Draws
@@ -69,10 +68,6 @@ class Kernels:
 
     #: Returns when a moment has come.
     wait: Callable[[Any], None] = staticmethod(lambda _: None)
-
-    def layer_progress(self, layers: int) -> LayerProgress:
-        """That also a recorded forward counts."""
-        return LayerProgress(layers)
 
     # -- whole models
 

@@ -29,6 +29,9 @@ class AheadWorker(TargetWorker):
     def busy(self) -> bool:
         return super().busy or self._ahead is not None
 
+    def check(self) -> None:
+        self.scheduler.check(None if self._ahead is None else self._ahead.begun.step)
+
     def step(self) -> list[RequestCommit]:
         launched = self._ahead or self._launched(self.begin())
         self._ahead = None

@@ -72,6 +72,10 @@ class TargetWorker:
     def busy(self) -> bool:
         return self.scheduler.busy
 
+    def check(self) -> None:
+        """Between two steps: EngineError if a KV slot is neither free nor owned."""
+        self.scheduler.check()
+
     def begin(self) -> BegunStep | None:
         began = self._clock()
         chunks = self._plan()
@@ -159,7 +163,8 @@ class TargetWorker:
             self.drafter.close(chunk.request)
 
     def abort(self, request: Request) -> None:
-        """End a request between two steps; all it held is free when this returns."""
+        """End a request between two steps; all it held is free when this returns, or when the forward that runs ahead
+        ends."""
         if request.finish_reason is None:
             self.scheduler.abort(request)
             self.drafter.close(request)

@@ -64,7 +64,8 @@ def told(executor: BlockExecutor, sequence: Drafted, params: SamplingParams) -> 
 
     def of(rows: SequenceRows) -> Outcome:
         kept = len(rows.kept) + len(rows.nodes)
-        return executor.execute([rows], sampling_of([RowSampling(params, 3, 7 + i) for i in range(kept)], children=4))
+        sampling = sampling_of([RowSampling(params, 3, 7 + i) for i in range(kept)], children=4)
+        return executor.execute([rows], structs.replace(sampling, rows=None))
 
     outcomes = [of(sequence.chunk()), of(sequence.level(PATHS)), of(sequence.level(PATHS[:3]))]
     sequence.commit([17, 4])

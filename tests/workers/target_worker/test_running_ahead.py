@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from recording import RecordingKernels
 from support import SETTINGS, SNIPPETS, assert_idle, drain, make_engine, run
 
@@ -135,6 +136,32 @@ def test_requests_that_come_and_go_meanwhile(llama: Path, engine: Engine) -> Non
     assert calls(engine).count("follow") > 20
 
 
+def test_a_row_that_is_not_finite_ends_alone(llama: Path, engine: Engine) -> None:
+    """Though its next forward runs, after no token at all."""
+    samples = [engine.submit(*one)[0] for one in PLAIN[:3]]
+    expected = generate(make_engine(llama), PLAIN[:3])
+    for _ in range(3):
+        engine.step()
+    engine.executor._layers[0].keys[samples[1].request.held[-1:]] = torch.nan
+    drain(engine)
+    assert [sample.finish_reason for sample in samples] == ["length", "error", "length"]
+    assert [sample.token_ids for sample in samples[::2]] == expected[::2]
+    assert "follow" in calls(engine)[-6:]
+
+
+def test_slots_of_a_forward_that_runs_ahead_are_known(engine: Engine) -> None:
+    for one in PLAIN[:3]:
+        engine.submit(*one)
+    for _ in range(6):
+        engine.step()
+        engine.check()
+    with pytest.raises(EngineError, match="owners"):
+        engine.worker.scheduler.check()
+    engine.abort_all()
+    engine.check()
+    drain(engine)
+
+
 def test_aborting_all_leaves_a_forward_that_frees_its_slots(engine: Engine) -> None:
     engine.submit(SNIPPETS[0], SamplingParams(max_tokens=50))
     engine.step()
@@ -173,12 +200,12 @@ def test_a_failed_forward_frees_all(llama: Path, engine: Engine, call: str, time
 
 def test_forwards_are_recorded_at_start(engine: Engine) -> None:
     graphs: Any = engine.executor._forward
-    record_forwards(engine.executor, 256, 16)
-    recorded = set(graphs._graphs)
+    record_forwards(engine.executor, 256, 16, SamplingParams())
+    recorded = set(graphs._forwards)
     longest = [key[0] for key in recorded]
-    assert sorted(longest) == [1024] * 4 + [2048]  # of 16, 64, 128 and 256 rows; of 16 after a longer prefix
+    assert sorted(longest) == [1024] * 8 + [2048]  # of 16 to 256 rows that draw or not; of 16 after a longer prefix
     generate(engine, [(prompt[:80], params) for i, (prompt, params) in enumerate(PLAIN) if i % 4 < 2])
-    assert set(graphs._graphs) == recorded
+    assert set(graphs._forwards) == recorded
 
 
 def test_moments_of_a_step_follow_each_other(engine: Engine) -> None:

@@ -273,9 +273,10 @@ class Scheduler:
             return None
         if self._next_fits():
             return None
-        each = [True] * len(going), [range(0)] * len(going)
-        forest = Forest.of([Guesses() for _ in going])
-        return FollowingStep(chunks, *each, self._allocate(chunks), forest, NO_SLOTS, step, going)
+        slots, each = self._allocate(chunks), ([True] * len(going), [range(0)] * len(going))
+        held = [(step.chunks[place].request.held, step.slots[place]) for place in going]
+        prefixes = [np.concatenate((*before, own)) for before, own in zip(held, slots, strict=True)]
+        return FollowingStep(chunks, *each, slots, Forest.of([Guesses() for _ in going]), NO_SLOTS, going, prefixes)
 
     def _allocate(self, chunks: Sequence[Chunk]) -> list[Slots]:
         slots, used = self.cache.allocate(sum(chunk.count for chunk in chunks)), 0
@@ -361,9 +362,11 @@ class Scheduler:
         self._remember(request, min(request.num_computed, len(request.tokens)))  # it may have ended on its path
         self.pool.release(request.held)
 
-    def check(self) -> None:
-        """EngineError unless every slot is free, or in the cache, or counts the running requests that own it."""
+    def check(self, launched: Step | None = None) -> None:
+        """EngineError unless every slot is free, or in the cache, or counts its owners: running requests, and a step
+        that was `launched`."""
         held = [slot for r in self.running for slot in r.held.tolist()]
+        held += [] if launched is None else np.concatenate(launched.slots).tolist()
         loading = [slot for r in self.running if r.load is not None for slot in r.load.slots.tolist()]
         self.pool.check([*held, *loading], self.cache.slots)
         self.cache.check()

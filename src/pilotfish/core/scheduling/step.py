@@ -197,16 +197,12 @@ class Step:
 class FollowingStep(Step):
     """A token more of each chunk, before it is known what the step before gives."""
 
-    before: Step
     places: list[int]  # [chunks], in the step before
+    prefixes: list[Slots]  # [chunks], its own row's included
 
     def rows(self) -> list[SequenceRows]:
-        rows = []
-        for chunk, place, slots in zip(self.chunks, self.places, self.slots, strict=True):
-            request = chunk.request
-            prefix = np.concatenate((request.held, self.before.slots[place], slots))
-            rows.append(SequenceRows(len(prefix) - 1, [-1 - place], prefix, NO_NODES, [0]))
-        return rows
+        each = zip(self.places, self.prefixes, strict=True)
+        return [SequenceRows(len(prefix) - 1, [-1 - place], prefix, NO_NODES, [0]) for place, prefix in each]
 
     def sampling(self) -> Sampling:
         sampling = super().sampling()

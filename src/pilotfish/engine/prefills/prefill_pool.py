@@ -15,6 +15,7 @@ from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.prefilling.prefill_machine import PrefillLimits, PrefillMachine
 from pilotfish.core.prefilling.prefill_messages import MAC_KEY_BYTES, PREFILL_VERSION, RemoteMemory, Welcome
 from pilotfish.core.prefilling.segments import KVIdentity
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.engine.fingerprint import kv_identity
 from pilotfish.engine.heads import choose_layers, read_head_of_features
@@ -22,6 +23,7 @@ from pilotfish.engine.memory import load_configured, plan_memory, precision_here
 from pilotfish.engine.pools.remote_pools import SWITCH_INTERVAL
 from pilotfish.engine.processes.host_memory import GIB
 from pilotfish.engine.processes.process import Signals, keep_freed_memory, run_worker
+from pilotfish.engine.recording import record_forwards
 from pilotfish.engine.tapping import with_features
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.kv.arena import Arena
@@ -103,6 +105,9 @@ def serving(config: PrefillConfig, channel: Channel, pacer: Pacer | None = None)
         thread = ChannelThread(channel, TICK)
         shared = SharedMachine(machine, thread.post)
         progress = executor.count_layers()
+        if executor.model.recordable:
+            record_forwards(executor, model.max_rows, 1, SamplingParams(temperature=0.0))
+            progress.reset()
         exporter = Exporter(shared, arena, copier_of(executor.kv), progress)
         pool = SlotPool(memory.slots)
         cache = PrefixCache(pool) if model.prefix_cache else None

@@ -75,8 +75,9 @@ def edited(logits: Tensor, draws: Draws) -> Tensor:
     if draws.seen is not None:
         count = draws.seen.shape[1]
         lower_seen[(count // EDITS,)](
-            scores, draws.seen, draws.table[PENALTIES:], count, vocab, samples, EDITS, num_warps=1
-        )
+            scores, draws.seen, draws.table[PENALTIES:], count, vocab, samples, EDITS, num_warps=1,
+            enable_fp_fusion=False,  # as `sampling.edited` rounds
+        )  # fmt: skip
     return scores
 
 

@@ -1,7 +1,8 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,11 +18,14 @@ Record = Callable[[Callable[[], None]], Callable[[], None]]
 ALIGNMENT = 16
 #: Bytes of a batch that fit at first: eight million positions of prefixes.
 FIRST = 32 * 2**20
+#: Recordings of forwards, and of draws, that are kept: those that were used last.
+MOST = 256
+Key = tuple[object, ...]
+Inputs = TypeVar("Inputs", Batch, Draws)
 
 
 class Mirror:
-    """Memory on the device that one copy from pinned memory fills: a batch's tensors end to end, the prefixes' slots
-    last, which have all the rest."""
+    """Memory on the device that one copy from pinned memory fills: tensors end to end."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size, on_cuda = size, device.type == "cuda"
@@ -29,58 +33,67 @@ class Mirror:
         self._mirrored = torch.empty(size, dtype=torch.uint8, device=device)
         self._sent = torch.cuda.Event() if on_cuda else None  # type: ignore[no-untyped-call]
 
-    def places(self, batch: Batch) -> tuple[Batch, Batch]:
-        """Of a batch of these sizes: what to `fill`, and what is on the device then."""
-        return _cut(self._pinned, batch), _cut(self._mirrored, batch)
+    def places(self, given: Inputs) -> "Places[Inputs]":
+        """Of inputs of these sizes. A batch's last tensor, the prefixes' slots, has all the rest."""
+        return Places(_cut(self._pinned, given), _cut(self._mirrored, given))
 
-    def fill(self, places: Batch, batch: Batch) -> None:
+    def fill(self, places: Inputs, given: Inputs) -> None:
         if self._sent is not None:
             self._sent.synchronize()  # what was pinned last may still be on its way
-        for place, given in zip(places.tensors(), batch.tensors(), strict=True):
-            place[: len(given)].copy_(given)
-        used = sum(_sizes(batch))
+        for place, tensor in zip(places.tensors(), given.tensors(), strict=True):
+            place[: len(tensor)].copy_(tensor)
+        used = sum(_sizes(given))
         self._mirrored[:used].copy_(self._pinned[:used], non_blocking=True)
         if self._sent is not None:
             self._sent.record()
 
 
-def _sizes(batch: Batch) -> list[int]:
-    return [-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in batch.tensors()]
+@dataclass(frozen=True)
+class Places(Generic[Inputs]):
+    pinned: Inputs
+    read: Inputs  # on the device
 
 
-def _cut(buffer: Tensor, batch: Batch) -> Batch:
-    *sizes, _ = _sizes(batch)
-    *parts, rest = torch.split(buffer, [*sizes, len(buffer) - sum(sizes)])
-    places = [part[: x.nbytes].view(x.dtype).view(x.shape) for part, x in zip(parts, batch.tensors(), strict=False)]
-    each = iter([*places, rest.view(batch.metadata.prefix_slots.dtype)])
-    return replace(batch, follows=None).map(lambda _: next(each))
+def _sizes(given: Batch | Draws) -> list[int]:
+    return [-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in given.tensors()]
+
+
+def _cut(buffer: Tensor, given: Inputs) -> Inputs:
+    tensors: tuple[Tensor, ...] = given.tensors()
+    sizes: list[int] = _sizes(given)
+    parts = torch.split(buffer, [*sizes, len(buffer) - sum(sizes)])
+    places = [part[: x.nbytes].view(x.dtype).view(x.shape) for part, x in zip(parts, tensors, strict=False)]
+    if isinstance(given, Batch):
+        places[-1] = buffer[sum(sizes[:-1]) :].view(tensors[-1].dtype)
+    each = iter(places)
+    return given.map(lambda _: next(each))
 
 
 @dataclass(frozen=True)
-class Recorded:
-    inputs: Batch  # pinned
-    read: Batch
+class RecordedForward:
+    inputs: Places[Batch]
     outputs: list[Tensor]
     replay: Callable[[], None]
-    masked: "MaskedDraw | None"
 
 
 @dataclass(frozen=True)
-class MaskedDraw:
-    bits: Tensor  # as in `Draws`
+class RecordedDraw:
+    inputs: Places[Draws]
+    bits: Tensor  # as in `Draws`, of draws that are masked
     drawn: Tensor
     replay: Callable[[], None]
 
     @torch.inference_mode()
-    def __call__(self, bits: Tensor) -> Tensor:
-        self.bits[: len(bits), : bits.shape[1]].copy_(bits)
+    def __call__(self, bits: Tensor | None = None) -> Tensor:
+        if bits is not None:
+            self.bits[: len(bits), : bits.shape[1]].copy_(bits)
         self.replay()
         return self.drawn.clone()
 
 
 class GraphCache:
-    """Graphs run one after another, so all read the same memory, and those of one size write to the same. What is
-    masked is drawn by a second graph, once the masks are there."""
+    """Graphs run one after another, so all read the same memory, and those of one size write to the same. Where drawing
+    takes more than parameters a second graph does it, for all forwards with so many logits; with masks, later."""
 
     def __init__(
         self,
@@ -90,51 +103,79 @@ class GraphCache:
         device: torch.device,
     ) -> None:
         self._forward, self._draw, self._record, self._device = forward, draw, record, device
-        self._mirror = Mirror(FIRST, device)
-        self._graphs: dict[tuple[object, ...], Recorded] = {}
+        self._mirror, self._draw_mirror = Mirror(FIRST, device), Mirror(0, device)
+        self._forwards: dict[Key, RecordedForward] = {}
+        self._draws: dict[Key, RecordedDraw] = {}
         self._outputs: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
 
     def __call__(self, batch: Batch) -> Forwarded:
-        size = sum(_sizes(batch))
-        if size > self._mirror.size:
-            self._graphs.clear()  # they read the old one
+        later = batch.draws if batch.draws is not None and not batch.draws.plain else None
+        outputs = self._replayed(batch if later is None else replace(batch, draws=None))
+        given = [output.clone() for output in outputs]
+        if later is None:
+            return Forwarded(given[0], given[1] if len(given) > 1 else None)
+        draw = self._drawing(outputs[0], later)
+        return Forwarded(given[0], later=draw) if later.masked else Forwarded(given[0], draw())
+
+    def _replayed(self, batch: Batch) -> list[Tensor]:
+        if (size := sum(_sizes(batch))) > self._mirror.size:
+            self._forwards.clear()  # they read the old one
             self._mirror = Mirror(1 << size.bit_length(), self._device)
         draws = None if batch.draws is None else batch.draws.kind
         key = (batch.metadata.longest, batch.last, draws, *(tensor.shape for tensor in batch.tensors()[:-1]))
-        if key not in self._graphs:
-            self._graphs[key] = self._recorded(batch)
-        graph = self._graphs[key]
-        self._mirror.fill(graph.inputs, batch)
-        graph.read.take_tokens(batch)
+        graph = _kept(self._forwards, key, partial(self._recorded, batch))
+        self._fill(graph.inputs, batch)
         graph.replay()
-        outputs = [output.clone() for output in graph.outputs]
-        return Forwarded(outputs[0], outputs[1] if len(outputs) > 1 else None, graph.masked)
+        return graph.outputs
 
-    def _recorded(self, batch: Batch) -> Recorded:
-        inputs, read = self._mirror.places(batch)
-        self._mirror.fill(inputs, batch)
-        read.take_tokens(batch)
-        first = self._forward(read).tensors()  # compiles kernels and sets libraries up, which cannot be recorded
+    def _fill(self, places: Places[Batch], batch: Batch) -> None:
+        self._mirror.fill(places.pinned, batch)
+        places.read.take_tokens(batch)
+
+    def _recorded(self, batch: Batch) -> RecordedForward:
+        inputs = self._mirror.places(replace(batch, follows=None))
+        self._fill(inputs, batch)
+        first = self._forward(inputs.read).tensors()  # compiles kernels and sets libraries up: that is not recorded
         outputs = [self._outputs.setdefault((each.shape, each.dtype), torch.empty_like(each)) for each in first]
 
         def run() -> None:
-            for output, given in zip(outputs, self._forward(read).tensors(), strict=True):
+            for output, given in zip(outputs, self._forward(inputs.read).tensors(), strict=True):
                 output.copy_(given)
 
-        return Recorded(inputs, read, outputs, self._record(run), self._masked(read.draws, outputs[0]))
+        return RecordedForward(inputs, outputs, self._record(run))
 
-    def _masked(self, draws: Draws | None, logits: Tensor) -> MaskedDraw | None:
+    def _drawing(self, logits: Tensor, draws: Draws) -> RecordedDraw:
         """Reads where the forward's graph writes."""
-        if draws is None or not draws.masked:
-            return None
+        if (size := sum(_sizes(draws))) > self._draw_mirror.size:
+            self._draws.clear()
+            self._draw_mirror = Mirror(1 << size.bit_length(), self._device)
+        key = (logits.data_ptr(), draws.kind, *(tensor.shape for tensor in draws.tensors()))
+        draw = _kept(self._draws, key, partial(self._recorded_draw, logits, draws))
+        self._draw_mirror.fill(draw.inputs.pinned, draws)
+        return draw
+
+    def _recorded_draw(self, logits: Tensor, draws: Draws) -> RecordedDraw:
+        inputs = self._draw_mirror.places(draws)
+        self._draw_mirror.fill(inputs.pinned, draws)
         bits = torch.full((draws.samples, -(-logits.shape[1] // 32)), -1, dtype=torch.int32, device=self._device)
-        draws = replace(draws, bits=bits)
-        drawn = self._draw(logits, draws)
+        read = replace(inputs.read, bits=bits) if draws.masked else inputs.read
+        drawn = self._draw(logits, read)
 
         def run() -> None:
-            drawn.copy_(self._draw(logits, draws))
+            drawn.copy_(self._draw(logits, read))
 
-        return MaskedDraw(bits, drawn, self._record(run))
+        return RecordedDraw(inputs, bits, drawn, self._record(run))
+
+
+Graph = TypeVar("Graph")
+
+
+def _kept(graphs: dict[Key, Graph], key: Key, record: Callable[[], Graph]) -> Graph:
+    graph = graphs.pop(key, None) or record()
+    graphs[key] = graph  # used last
+    if len(graphs) > MOST:
+        del graphs[next(iter(graphs))]
+    return graph
 
 
 class CudaRecorder:

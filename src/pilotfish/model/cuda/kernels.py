@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from pilotfish.core.scheduling.executor import LayerProgress
 from pilotfish.model.batch import GRAPHS, Buckets
 from pilotfish.model.cuda.decoder import TritonDecoder
 from pilotfish.model.cuda.drawing import drawn_at_once, noisy_best
@@ -36,19 +35,6 @@ def seconds_between(end: torch.cuda.Event, start: torch.cuda.Event) -> float:
     return float(start.elapsed_time(end)) / 1000
 
 
-class DeviceProgress(LayerProgress):
-    """Counted by the device, in memory of the host that it writes when a layer is done."""
-
-    def __init__(self, layers: int, device: torch.device) -> None:
-        super().__init__(layers)
-        count = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self.written, self._count = count.numpy(), count
-        self._numbers = torch.arange(1, layers + 1, dtype=torch.int32, device=device)
-
-    def wrote(self, layer: int) -> None:
-        self._count.copy_(self._numbers[layer : layer + 1], non_blocking=True)
-
-
 class CUDAKernels(Kernels):
     records = True
     failures = (TritonError, RuntimeError)  # as of a launcher that no C compiler was there for
@@ -63,9 +49,6 @@ class CUDAKernels(Kernels):
         replace_modules(model, partial(fused, self))
         plain = ARCHITECTURES[type(model).__name__].get("plain", False) and recordable(model.config)
         return TritonDecoder(model, context) if plain and alone and TritonDecoder.fits(model) else model
-
-    def layer_progress(self, layers: int) -> DeviceProgress:
-        return DeviceProgress(layers, self.device)
 
     def recorded(self, forward: Forward, draw: Draw) -> Forward:
         return GraphCache(forward, draw, CudaRecorder(), self.device)

@@ -18,6 +18,8 @@ from pilotfish.model.loading.tensors import expert_sizes, model_weights
 _QUANTIZING = 14
 #: Bytes per logit in sampling: its float32, and float64 scores before and after the filters.
 _SAMPLING = 4 + 8 + 8
+#: More of recorded forwards: what a graph writes, and the next forward's in float32.
+_RECORDED = 4 + 4
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def footprint(
         weights=_weight_bytes(part, dtype, packed=packed, quantized=quantization != "none") + angles,
         slot=slot_bytes(part, element_type(kv_dtype, dtype, device).itemsize),
         row=size * (8 * config.hidden_size + (1 if packed else 3) * inner + config.vocab_size)
-        + _SAMPLING * config.vocab_size
+        + (_SAMPLING + _RECORDED * (device.type == "cuda" and not eager)) * config.vocab_size
         + size * (ranks > 1) * (ranks * config.hidden_size + 2 * config.vocab_size),  # everybody's parts
         loading=0 if quantization == "none" else _QUANTIZING * max(weight.numel for weight in linears),
     )

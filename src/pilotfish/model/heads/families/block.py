@@ -242,7 +242,7 @@ class BlockExecutor(HeadExecutor):
         count = len(which)
         padded = bucket(count, self._kernels.buckets().rows)
         draws = None if self._level is None or padded > len(self._entering) else self.draws(sampling, padded)
-        if self._level is None or draws is None or draws.masked:
+        if self._level is None or draws is None or not draws.plain:
             return cast(HeadLogits, self._head(states, which.to(self._device), tokens.to(self._device)))
         self._entering[: len(states)] = states
         places, ids = (F.pad(x, (0, padded - count)) for x in (which, tokens))
@@ -255,9 +255,8 @@ class BlockExecutor(HeadExecutor):
         assert batch.draws is not None
         drawn, confidences = self._draw(logits.values, batch.draws), logits.confidences
         if confidences is not None:
-            rows, k = batch.draws.rows, batch.draws.children
-            of_samples = confidences if rows is None else confidences.index_select(0, rows)
-            drawn[:, k : 2 * k].view(torch.float64).add_(of_samples[:, None])
+            k = batch.draws.children
+            drawn[:, k : 2 * k].view(torch.float64).add_(confidences[:, None])
         return Forwarded(logits.values, drawn)
 
     def _draw(self, logits: Tensor, draws: Draws) -> Tensor:
