@@ -43,17 +43,9 @@ class Drawn(NamedTuple):
 
 
 def drawn(logits: Tensor, sampling: Sampling, given: int | None = None, ids: Tensor | None = None) -> Drawn:
-    """logits [kept rows, vocab], raw. Tokens from `given` on are never drawn; `ids` as in `draw`. On a device rows are
-    drawn as if all were finite, and anew where one was not, so that no draw waits for the forward first."""
-    usable = logits[:, :given]
-    if logits.device.type == "cpu":
-        broken = non_finite_rows(logits)
-        return Drawn(*draw(usable, broken, sampling, ids), broken)
-    total = logits.sum()
-    found, broken = draw(usable, [], sampling, ids), []
-    if not math.isfinite(total.item()) and (broken := non_finite_rows(logits)):
-        found = draw(usable, broken, sampling, ids)
-    return Drawn(*found, broken)
+    """logits [kept rows, vocab], raw. Tokens from `given` on are never drawn; `ids` as in `draw`."""
+    broken = non_finite_rows(logits)
+    return Drawn(*draw(logits[:, :given], broken, sampling, ids), broken)
 
 
 def draw(
@@ -278,11 +270,7 @@ class SampleColumns:
 
     @classmethod
     def of(cls, sampling: Sampling, device: torch.device) -> "SampleColumns":
-        """Sent in one copy."""
-        sent = cls.table(sampling)
-        if device.type != "cpu":
-            sent = sent.pin_memory().to(device, non_blocking=True)
-        return cls.over(sent, Filters.of(sampling.params))
+        return cls.over(cls.table(sampling).to(device), Filters.of(sampling.params))
 
     @staticmethod
     def table(sampling: Sampling) -> Tensor:
