@@ -84,11 +84,16 @@ def without_decompositions() -> Iterator[None]:
         torch.arange = arange
 
 
-def meta_module(config: Any, dtype: torch.dtype | None = None) -> Any:
+def meta_module(config: Any) -> Any:
     with torch.device("meta"), without_decompositions():
-        module = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        module = AutoModelForCausalLM.from_config(config)
     module.tie_weights()  # part of the initialization that is left out
     return module
+
+
+def linear_weights(module: torch.nn.Module) -> list[Tensor]:
+    """[outputs, inputs] each, the head's last. Routers and experts are no linear layers."""
+    return [part.weight for part in module.modules() if isinstance(part, torch.nn.Linear)]
 
 
 def _refuse_expert_gaps(directory: Path, headers: Headers, config: Any) -> None:

@@ -14,7 +14,12 @@ from pilotfish.model.cuda.graphs import recordable
 from pilotfish.model.devices import kernels_of
 from pilotfish.model.kernels import Kernels
 from pilotfish.model.kv_planes import element_type
-from pilotfish.model.loading.checkpoint import check_weights, refuse_non_finite, without_decompositions
+from pilotfish.model.loading.checkpoint import (
+    check_weights,
+    linear_weights,
+    refuse_non_finite,
+    without_decompositions,
+)
 from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.loading.metadata import GenerationConfig, one_line, quiet, read_generation_config
 from pilotfish.model.loading.quantize import check_quantization, quantize
@@ -83,9 +88,8 @@ def load_model(
 
 
 def _scored_cost(module: Any, config: Any) -> float:
-    head, modules = module.lm_head.weight.numel(), [*module.modules()]
-    linears = sum(m.weight.numel() for m in modules if isinstance(m, torch.nn.Linear))
-    mixtures = [m for m in modules if type(m).__name__.endswith("Experts")]
+    head, linears = module.lm_head.weight.numel(), sum(weight.numel() for weight in linear_weights(module))
+    mixtures = experts.stacked_experts(module)
     chosen = sum(p.numel() * config.num_experts_per_tok // m.num_experts for m in mixtures for p in m.parameters())
     return float(1 + (head + _SCORING * config.vocab_size) / (linears - head + chosen))
 
