@@ -19,6 +19,9 @@ from pilotfish.model.loading.shards import Shard, part_config, refuse_indivisibl
 _QUANTIZING = 14
 #: Bytes per logit in sampling: its float32, and float64 scores before and after the filters.
 _SAMPLING = 4 + 8 + 8
+#: Weights that a row is multiplied with, at most, while one of its logits is looked at for log-probabilities: 60 with
+#: AVX-512's products of bfloat16.
+_SCORING = 128
 
 
 @dataclass(frozen=True)
@@ -80,3 +83,11 @@ def slot_bytes(config: Any, size: int) -> int:
     """Of a token's keys and values, in elements of `size` bytes; heads of 8-bit elements have a float32 scale."""
     head = config.head_dim * size + (4 if size == 1 else 0)
     return int(config.num_hidden_layers * 2 * config.num_key_value_heads * head)
+
+
+def scored_cost(module: Any, config: Any) -> float:
+    """Of a row with log-probabilities, in rows without logits."""
+    head, linears = module.lm_head.weight.numel(), sum(weight.numel() for weight in linear_weights(module))
+    mixtures = stacked_experts(module)
+    chosen = sum(p.numel() * config.num_experts_per_tok // m.num_experts for m in mixtures for p in m.parameters())
+    return float(1 + (head + _SCORING * config.vocab_size) / (linears - head + chosen))
