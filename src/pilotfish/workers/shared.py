@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pilotfish.core.prefilling.prefill_machine import PrefillMachine
-from pilotfish.core.prefilling.prefill_orders import TakenOrder
 from pilotfish.errors import WireError
 from pilotfish.wire.channel import Received, decode_to_prefill, send_all
-from pilotfish.workers.records import LeaseRecord, ObserveLease
+from pilotfish.workers.records import ObserveLease
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class SharedMachine:
             for notice in self.machine.notices:
                 logger.log(notice.level, "%s", notice.text)
             for order in self.machine.ended:
-                self.observe_lease(_record(order))
+                self.observe_lease(order)
             self.machine.notices.clear()
             self.machine.ended.clear()
 
@@ -67,9 +66,3 @@ class SharedMachine:
         with self.turn() as now:
             self.machine.receive(received.peer, message, now, received.tenant, received.weight)
         self.changed()
-
-
-def _record(order: TakenOrder) -> LeaseRecord:
-    assert order.ended is not None  # or it would not be told of
-    moments = (order.ordered, order.started, order.computed, order.ended)
-    return LeaseRecord(*moments, len(order.tokens), order.cached, order.size, order.outcome)

@@ -27,6 +27,7 @@ from pilotfish.core.prefilling.prefill_messages import (
     Taken,
     ToPrefill,
 )
+from pilotfish.core.prefilling.prefill_orders import TakenOrder
 from pilotfish.core.prefilling.segments import LEAST_SEGMENT, KVLayout
 from pilotfish.core.scheduling.executor import LayerProgress, Outcome
 from pilotfish.errors import EngineError
@@ -37,7 +38,7 @@ from pilotfish.wire.channel import Received, encode
 from pilotfish.workers import prefill as worker
 from pilotfish.workers import shared
 from pilotfish.workers.export import split
-from pilotfish.workers.records import LeaseRecord, PrefillRecord
+from pilotfish.workers.records import PrefillRecord
 
 
 @pytest.fixture
@@ -207,7 +208,7 @@ def test_kv_that_is_not_finite_is_handed_over_as_it_is(rig: PrefillRig, target: 
 
 
 def test_what_is_held_is_told_of_when_it_ends(rig: PrefillRig, target: Client) -> None:
-    leases, forwards = list[LeaseRecord](), list[PrefillRecord]()
+    leases, forwards = list[TakenOrder](), list[PrefillRecord]()
     rig.shared.observe_lease, rig.worker.observe = leases.append, forwards.append
     target.order(1, prompt(100))
     rig.now += 1.0
@@ -218,7 +219,9 @@ def test_what_is_held_is_told_of_when_it_ends(rig: PrefillRig, target: Client) -
     target.take()
     target.say(Release(1))
     size = 100 * rig.identity.layout.token_bytes * rig.identity.layout.layers
-    assert leases == [LeaseRecord(100.0, 101.0, 103.0, 107.0, 100, 0, size, "released")]
+    (told,) = leases
+    assert (told.ordered, told.started, told.computed, told.ended) == (100.0, 101.0, 103.0, 107.0)
+    assert (len(told.tokens), told.cached, told.size, told.outcome) == (100, 0, size, "released")
     assert [(f.rows, f.handovers, f.completed) for f in forwards] == [(64, 1, 0), (36, 1, 1)]
 
 
