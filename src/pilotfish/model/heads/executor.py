@@ -111,8 +111,9 @@ def without_first(rows: SequenceRows) -> SequenceRows:
     return SequenceRows(0, rows.tokens[1:], slots, rows.nodes, kept, features)
 
 
-def filled(features: Features) -> tuple[Features, int]:
-    """Fills unknown (not finite) features with the last known one before, else zeros; counts the rows of zeros."""
+def filled(rows: SequenceRows, width: int) -> tuple[Features, int]:
+    """Its features; unknown (not finite) ones are as the last known before, else zeros; counts the rows of zeros."""
+    features = np.full((len(rows.tokens), width), np.nan, np.float32) if rows.features is None else rows.features
     known = np.isfinite(features).all(axis=1)
     if known.all():
         return features, 0
