@@ -64,12 +64,8 @@ class HeadExecutor(ABC):
     def __init__(self, feature_width: int, setup: HeadSetup, context: int, vocab: DraftVocab, buckets: Buckets) -> None:
         self.feature_width = feature_width
         self.num_slots, self.context = setup.num_slots, context
-        self.vocab, self.buckets = vocab, buckets
+        self.vocab, self.vocab_size, self.buckets = vocab, vocab.target_size, buckets
         self._device = setup.device
-
-    @property
-    def vocab_size(self) -> int:
-        return self.vocab.target_size
 
     def padded(self, rows: int) -> int:
         return self.buckets.pad_rows(rows)
