@@ -79,6 +79,11 @@ class ExpertRouter(torch.nn.Module):
         return logits, weights, chosen
 
 
+def stacked_experts(module: torch.nn.Module) -> list[Any]:
+    """transformers' modules of all experts of a layer."""
+    return [part for part in module.modules() if type(part).__name__.endswith("Experts")]
+
+
 def expert_parts(experts: Any, index: int) -> tuple[Affine, Affine]:
 
     def part(name: str) -> Affine:

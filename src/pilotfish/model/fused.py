@@ -88,20 +88,16 @@ class FusedAttention(torch.nn.Module):
         progress: LayerProgress | None = None,
         **_: object,
     ) -> tuple[Tensor, None]:
-        """hidden_states [1, rows, K], cos and sin [1, rows, …] -> [1, rows, K]."""
-        cos, sin = position_embeddings
-        attended = self.attend(hidden_states[0], cos[0], sin[0], metadata, kv)
-        if progress is not None:
-            progress.wrote(self.layer)
-        return attended[None], None
-
-    def attend(self, hidden: Tensor, cos: Tensor, sin: Tensor, metadata: AttentionMetadata, kv: KVPool) -> Tensor:
-        """hidden [rows, K], cos and sin [rows, rotated part of a head or half of it] -> [rows, K]. Writes KV."""
-        rows = self.joined(hidden).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
+        """hidden_states [1, rows, K], cos and sin [1, rows, rotated part of a head or half of it] -> [1, rows, K].
+        Writes KV."""
+        cos, sin = (angles[0] for angles in position_embeddings)
+        rows = self.joined(hidden_states[0]).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
         q, k, v = rows.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm.of_heads(q), self.k_norm.of_heads(k)
         q, k = (self.kernels.rotate(x, cos, sin, self.rotated_per_angle) for x in (q, k))
         out = self.kernels.attend(q, k, v, kv[self.layer], metadata, self.scoring)
-        attended: Tensor = self.out(out.reshape(-1, self.heads * self.head_dim))
-        return attended
+        attended = self.out(out.reshape(-1, self.heads * self.head_dim))
+        if progress is not None:
+            progress.wrote(self.layer)
+        return attended[None], None

@@ -42,24 +42,19 @@ HANDLING = 0.01
 FRAME_BASE = 4 * MAX_LENGTH + (1 << 20)
 
 
+@dataclass(eq=False)
 class DraftWorker:
-    def __init__(
-        self,
-        machine: DraftMachine,
-        grower: Grower,
-        channel: Channel,
-        clock: Callable[[], float] = time.perf_counter,
-        ended: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.machine = machine
-        self.grower = grower
-        self.channel = channel
-        self.observe: ObserveLevel = lambda _: None
-        self._clock = clock
-        self._ended = ended
+    machine: DraftMachine
+    grower: Grower
+    channel: Channel
+    clock: Callable[[], float] = time.perf_counter
+    ended: Callable[[], None] = lambda: None  # called when it has
+    observe: ObserveLevel = lambda _: None
+
+    def __post_init__(self) -> None:
         self._stopping = False
         self._inbox: deque[Received] = deque()
-        self._largest_frame = FRAME_BASE + 5 * grower.executor.context
+        self._largest_frame = FRAME_BASE + 5 * self.grower.executor.context
         self._observed_used = self._observed_wasted = 0
 
     def run(self) -> None:
@@ -68,7 +63,7 @@ class DraftWorker:
             while not self._stopping:
                 busy = self.turn(0.0 if busy else REPORT)
         finally:
-            self._ended()
+            self.ended()
 
     def stop(self) -> None:
         """From any thread, or a signal's handler."""
@@ -78,14 +73,14 @@ class DraftWorker:
     def turn(self, timeout: float) -> bool:
         """Take frames, waiting up to `timeout` seconds for one, and grow a level; whether anything was done."""
         self._take_all(timeout)
-        self.machine.tick(self._clock())
+        self.machine.tick(self.clock())
         self._send()
-        level = self.machine.next_level(self._clock())
+        level = self.machine.next_level(self.clock())
         if level:
             self._send()
-            began = self._clock()
+            began = self.clock()
             added = self.grower.grow(level)
-            ended = self._clock()
+            ended = self.clock()
             self.machine.level_done(level, added, began, ended)
             self._send()
             self._record(level, added, began, ended)
@@ -95,10 +90,10 @@ class DraftWorker:
         """For HANDLING seconds at most, so that targets that send much delay nobody's trees."""
         if not self._inbox:
             self._inbox.extend(self.channel.receive(timeout))
-        until = self._clock() + HANDLING
+        until = self.clock() + HANDLING
         while self._inbox:
             self._take(self._inbox.popleft())
-            if self._clock() > until:
+            if self.clock() > until:
                 return
 
     def _take(self, received: Received) -> None:
@@ -108,12 +103,12 @@ class DraftWorker:
                 raise WireError(f"frame: {len(received.frame)} bytes; a context of {context} needs fewer")
             message = decode_to_draft(received.frame)
         except UnknownTypeError as error:
-            self.machine.unknown(received.peer, error.kind, self._clock())
+            self.machine.unknown(received.peer, error.kind, self.clock())
             return
         except WireError as error:
-            self.machine.malformed(received.peer, str(error), self._clock(), type_of(received.frame))
+            self.machine.malformed(received.peer, str(error), self.clock(), type_of(received.frame))
             return
-        self.machine.receive(received.peer, message, self._clock(), received.tenant, received.weight)
+        self.machine.receive(received.peer, message, self.clock(), received.tenant, received.weight)
 
     def _send(self) -> None:
         send_all(self.machine.outbox, self.channel.send)  # lost ones show as gaps

@@ -71,22 +71,19 @@ class Export:
     parts: deque[SegmentPart] = field(default_factory=deque)  # that are left
 
 
+@dataclass(eq=False)
 class Exporter:
     """A thread that makes segments of exports, orders in turn; one that waits for layers or room holds up no other."""
 
-    def __init__(
-        self,
-        shared: SharedMachine,
-        memory: Arena,
-        reader: LayerReader,
-        progress: LayerProgress,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._shared, self._memory, self._reader, self._progress = shared, memory, reader, progress
-        self._layout = shared.machine.welcome.identity.layout
-        self._clock = clock
-        #: Called when an export is given back, and when the thread has failed.
-        self.returned: Callable[[], None] = lambda: None
+    shared: SharedMachine
+    memory: Arena
+    reader: LayerReader
+    progress: LayerProgress
+    clock: Callable[[], float] = time.perf_counter
+    returned: Callable[[], None] = lambda: None  # called when an export is given back, and when the thread has failed
+
+    def __post_init__(self) -> None:
+        self._layout = self.shared.machine.welcome.identity.layout
         self._given = SimpleQueue[Export]()
         self._back = SimpleQueue[Export]()
         self._exports: dict[TakenOrder, deque[Export]] = {}
@@ -101,7 +98,7 @@ class Exporter:
 
     def put(self, export: Export) -> None:
         """`take_back` returns it, exactly once."""
-        export.parts.extend(split(self._layout, len(export.slots), self._memory.segment_bytes))
+        export.parts.extend(split(self._layout, len(export.slots), self.memory.segment_bytes))
         self._given.put(export)
         self._event.set()
 
@@ -144,11 +141,11 @@ class Exporter:
                 self._give_back(order)
             return True
         part = export.parts[0]
-        if not export.complete and self._progress.at(self._clock()) < part.layers.stop:
+        if not export.complete and self.progress.at(self.clock()) < part.layers.stop:
             self._wait = SOON
             return False
         size = len(part.tokens) * self._layout.bytes_of(part.layers)
-        place = self._memory.take(order.peer, size)
+        place = self.memory.take(order.peer, size)
         if place is None:
             return False
         self._export(export, part, place)
@@ -168,17 +165,17 @@ class Exporter:
             placed = self._place(export, part, place)
         except Exception as error:
             logger.exception("KV could not be exported")
-            self._memory.free(place)
-            with self._shared.turn() as now:
-                self._shared.machine.fail(export.order, f"KV could not be exported: {error}", now)
+            self.memory.free(place)
+            with self.shared.turn() as now:
+                self.shared.machine.fail(export.order, f"KV could not be exported: {error}", now)
             return
         export.parts.popleft()
-        with self._shared.turn() as now:
-            if not self._shared.machine.segment_ready(export.order, placed, now):
-                self._memory.free(place)
+        with self.shared.turn() as now:
+            if not self.shared.machine.segment_ready(export.order, placed, now):
+                self.memory.free(place)
 
     def _place(self, export: Export, part: SegmentPart, place: int) -> PlacedSegment:
-        layers, tokens, data = part.layers, part.tokens, self._memory.buffer(place)
-        self._reader.read_layers(export.slots[tokens.start : tokens.stop], layers, data)
-        first, epoch = export.first + tokens.start, self._memory.epoch(place)
+        layers, tokens, data = part.layers, part.tokens, self.memory.buffer(place)
+        self.reader.read_layers(export.slots[tokens.start : tokens.stop], layers, data)
+        first, epoch = export.first + tokens.start, self.memory.epoch(place)
         return PlacedSegment(first, len(tokens), layers.start, len(layers), place, epoch, len(data), content(data.data))

@@ -36,6 +36,8 @@ class LMDrafter(Drafter):
     """Trees are re-rooted on a commit, and what survives keeps its KV. Where slots run out kept trees give way
     first; then a request that lacks some proposes an empty tree, and its slots serve the others."""
 
+    levels = 0
+
     def __init__(
         self,
         executor: Executor,
@@ -54,7 +56,6 @@ class LMDrafter(Drafter):
         self.executor = executor
         pool = SlotPool(executor.num_slots)
         self.table = SessionTable(pool, PrefixCache(pool) if prefix_cache else None)
-        self._levels = 0
         self.pacer = pacer
         self._grower = Grower(executor, self.table, children, pacer, masks)
         self._source = source
@@ -65,7 +66,7 @@ class LMDrafter(Drafter):
         self.width, self._clock = width, clock
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
-        self._levels = 0
+        self.levels = 0
         if limits.levels == 0:
             return [Guesses() for _ in requests]
         sessions = [self._session(request) for request in requests]
@@ -75,10 +76,6 @@ class LMDrafter(Drafter):
             self._catch_up(session, asked[session.key.number])
         self._grow(served, limits)
         return [session.tree.best(limits.nodes, LM) for session in sessions]
-
-    @property
-    def levels(self) -> int:
-        return self._levels
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         """Never a hit: those are counted of trees that grow while the target verifies."""
@@ -154,7 +151,7 @@ class LMDrafter(Drafter):
                 return
             began = self._clock()
             self._grower.grow(level)
-            self._levels += 1
+            self.levels += 1
             if not pending:
                 self._level_seconds.observe(len(sessions), self._clock() - began)
 

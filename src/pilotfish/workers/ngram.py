@@ -36,8 +36,6 @@ class NgramIndex:
 
 
 class NgramDrafter(Drafter):
-    levels = 0
-
     def __init__(self, max_n: int = max(CONFIDENCE), min_n: int = 1) -> None:
         self.max_n = max_n
         self.min_n = min_n

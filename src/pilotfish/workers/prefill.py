@@ -9,6 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 from pilotfish.core.cache.slots import SlotPool, Slots
@@ -35,29 +36,25 @@ IDLE = 1.0
 ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 
+@dataclass(eq=False)
 class PrefillWorker:
-    def __init__(
-        self,
-        shared: SharedMachine,
-        scheduler: Scheduler,
-        executor: Executor,
-        exporter: Exporter,
-        progress: LayerProgress,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        """`progress` is counted by `executor`, and read by `exporter`."""
-        self.shared, self.scheduler, self.executor, self.exporter = shared, scheduler, executor, exporter
-        self.observe: ObservePrefill = lambda _: None
-        self._progress = progress
-        self._max_rows = scheduler.max_rows
-        self._clock = clock
+    shared: SharedMachine
+    scheduler: Scheduler
+    executor: Executor
+    exporter: Exporter
+    progress: LayerProgress  # counted by `executor`, and read by `exporter`
+    clock: Callable[[], float] = time.perf_counter
+    observe: ObservePrefill = lambda _: None
+
+    def __post_init__(self) -> None:
+        self._max_rows = self.scheduler.max_rows
         self._stopping = False
         self._events = SimpleQueue[None]()
         self._orders: dict[int, TakenOrder] = {}  # by the number of their request
-        self._held = HeldSlots(scheduler.pool)
+        self._held = HeldSlots(self.scheduler.pool)
         self._next = 0
-        shared.changed = self._wake_all
-        exporter.returned = self.wake
+        self.shared.changed = self._wake_all
+        self.exporter.returned = self.wake
 
     def run(self) -> None:
         busy = True
@@ -126,7 +123,7 @@ class PrefillWorker:
             return False
         no_trees = Forest.of([Guesses() for chunk in chunks if chunk.complete])
         step = self.scheduler.schedule(chunks, no_trees, 0)
-        began = self._clock()
+        began = self.clock()
         exports = self._export(step)
         try:
             self.scheduler.commit(step, self._execute(step, exports).tokens)
@@ -143,7 +140,7 @@ class PrefillWorker:
             self.scheduler.cancel(step)
             raise
         finally:
-            self._progress.reset()  # before the exporter may look at the next forward
+            self.progress.reset()  # before the exporter may look at the next forward
         for export in exports:
             export.complete = True
         self.exporter.wake()

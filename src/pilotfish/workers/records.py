@@ -1,6 +1,6 @@
-"""Records of a target's steps, a draft's levels, and a prefill worker's forwards and leases, in seconds of one
-host's monotonic clock. Timelines are JSON in the Trace Event Format (Google, 2016), which Perfetto opens. A process
-streams events into a part, one a line, so a killed process leaves all so far. A host's parts are merged at the end."""
+"""Records of a target's steps, a draft's levels, and a prefill worker's forwards, in seconds of one host's monotonic
+clock. Timelines are JSON in the Trace Event Format (Google, 2016), which Perfetto opens. A process streams events into
+a part, one a line, so a killed process leaves all so far. A host's parts are merged at the end."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from pilotfish.core.prefilling.prefill_orders import TakenOrder
 
 #: Events of one part. About 150 bytes each.
 MAX_EVENTS = 1 << 20
@@ -72,22 +74,10 @@ class PrefillRecord:
     completed: int  # hand-overs that had their last row in it
 
 
-@dataclass(frozen=True)
-class LeaseRecord:
-    began: float  # when its order came
-    started: float | None  # its first row; None: it had none
-    computed: float | None  # its last row
-    ended: float  # when all of it was free again
-    tokens: int  # of its sequence
-    cached: int  # of them, that had their KV before
-    size: int  # bytes of its segments
-    outcome: str  # a word
-
-
 ObserveStep = Callable[[StepRecord], None]
 ObserveLevel = Callable[[LevelRecord], None]
 ObservePrefill = Callable[[PrefillRecord], None]
-ObserveLease = Callable[[LeaseRecord], None]
+ObserveLease = Callable[[TakenOrder], None]
 
 
 class Timeline:
@@ -115,17 +105,19 @@ class Timeline:
         counts = {key: value for key, value in vars(record).items() if key not in ("began", "ended")}
         self._span(name, record.began, record.ended, counts if taken is None else {**counts, "taken": taken})
 
-    def lease(self, record: LeaseRecord) -> None:
+    def lease(self, order: TakenOrder) -> None:
+        """All of it is free again."""
+        assert order.ended is not None
         self._leases += 1
-        started = record.ended if record.started is None else record.started
-        computed = record.ended if record.computed is None else record.computed
-        facts = {name: getattr(record, name) for name in ("tokens", "cached", "size", "outcome")}
-        self._of_lease("b", "lease", record.began, facts)
-        for name, began, ended in (("queued", record.began, started), ("computing", started, computed)):
+        started = order.ended if order.started is None else order.started
+        computed = order.ended if order.computed is None else order.computed
+        facts = {"tokens": len(order.tokens), "cached": order.cached, "size": order.size, "outcome": order.outcome}
+        self._of_lease("b", "lease", order.ordered, facts)
+        for name, began, ended in (("queued", order.ordered, started), ("computing", started, computed)):
             if began < ended:
                 self._of_lease("b", name, began, {})
                 self._of_lease("e", name, ended, {})
-        self._of_lease("e", "lease", record.ended, {})
+        self._of_lease("e", "lease", order.ended, {})
 
     def close(self) -> None:
         self._file.close()

@@ -5,12 +5,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from pilotfish.core.prefilling.prefill_machine import PrefillMachine
-from pilotfish.core.prefilling.prefill_orders import TakenOrder
 from pilotfish.errors import WireError
 from pilotfish.wire.channel import Received, decode_to_prefill, send_all
-from pilotfish.workers.records import LeaseRecord, ObserveLease
+from pilotfish.workers.records import ObserveLease
 
 logger = logging.getLogger(__name__)
 
@@ -18,32 +18,27 @@ logger = logging.getLogger(__name__)
 FRAME_BASE = 1 << 20
 
 
+@dataclass(eq=False)
 class SharedMachine:
-    def __init__(
-        self,
-        machine: PrefillMachine,
-        post: Callable[..., None],
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        """`post` sends frames to a peer; from any thread, without waiting."""
-        self.machine = machine
-        #: Called after each frame: there may be something to do.
-        self.changed: Callable[[], None] = lambda: None
-        self.observe_lease: ObserveLease = lambda _: None
-        self._post = post
-        self._clock = clock
+    machine: PrefillMachine
+    post: Callable[..., None]  # sends frames to a peer; from any thread, without waiting
+    clock: Callable[[], float] = time.perf_counter
+    changed: Callable[[], None] = lambda: None  # called after each frame: there may be something to do
+    observe_lease: ObserveLease = lambda _: None
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._largest_frame = FRAME_BASE + 5 * machine.welcome.context
+        self._largest_frame = FRAME_BASE + 5 * self.machine.welcome.context
 
     @contextmanager
     def turn(self) -> Iterator[float]:
         with self._lock:
-            yield self._clock()
-            send_all(self.machine.outbox, self._post)
+            yield self.clock()
+            send_all(self.machine.outbox, self.post)
             for notice in self.machine.notices:
                 logger.log(notice.level, "%s", notice.text)
             for order in self.machine.ended:
-                self.observe_lease(_record(order))
+                self.observe_lease(order)
             self.machine.notices.clear()
             self.machine.ended.clear()
 
@@ -71,9 +66,3 @@ class SharedMachine:
         with self.turn() as now:
             self.machine.receive(received.peer, message, now, received.tenant, received.weight)
         self.changed()
-
-
-def _record(order: TakenOrder) -> LeaseRecord:
-    assert order.ended is not None  # or it would not be told of
-    moments = (order.ordered, order.started, order.computed, order.ended)
-    return LeaseRecord(*moments, len(order.tokens), order.cached, order.size, order.outcome)

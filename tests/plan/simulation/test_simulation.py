@@ -197,7 +197,7 @@ def test_a_commit_that_fails_ends_its_requests_and_frees_all_slots(
     monkeypatch.setattr(worker.drafter.drafter, "close", lambda request: closed.append(request.id))
     worker.step()
     if broken == "detector":
-        requests[1]._stop_detector = FailsAtThird()
+        requests[1].stop_detector = FailsAtThird()
     elif broken == "counts":
         monkeypatch.setattr(requests[1].stats, "count", lambda *_: 1 / 0)
         requests[1].stop_ids = frozenset(range(1 << 15))  # it has ended when its counts fail

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from forked import ForkedWorker
@@ -12,7 +13,7 @@ from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.processes import launch
 from pilotfish.errors import InputError
 from pilotfish.workers import records
-from pilotfish.workers.records import LeaseRecord, LevelRecord, PrefillRecord, StepRecord, Timeline, merge, part_of
+from pilotfish.workers.records import LevelRecord, PrefillRecord, StepRecord, Timeline, merge, part_of
 
 STEP = StepRecord(1, 2, 3, 5, 6, 8, 18, 20, 21, 3, 40, 30, 4, 50, 7, 10, 2)
 LEVEL = LevelRecord(4.0, 6.5, sessions=2, leaves=16, prompt_rows=0, nodes=64, used=3, wasted=9)
@@ -58,8 +59,10 @@ def test_a_prefill_worker_s_forwards_and_leases(tmp_path: Path) -> None:
     one = Timeline(tmp_path / "part", "prefill")
     one.forward(PrefillRecord(2.0, 2.5, handovers=3, rows=512, completed=1))
     one.forward(PrefillRecord(2.5, 3.5, handovers=1, rows=64, completed=1), 0.75)
-    one.lease(LeaseRecord(1.0, 2.0, 3.5, 4.0, tokens=500, cached=64, size=1 << 20, outcome="released"))
-    one.lease(LeaseRecord(1.5, None, None, 9.5, tokens=7, cached=0, size=0, outcome="expired"))
+    released = {"cached": 64, "size": 1 << 20, "outcome": "released"}
+    expired = {"cached": 0, "size": 0, "outcome": "expired"}
+    one.lease(Mock(ordered=1.0, started=2.0, computed=3.5, ended=4.0, tokens=[1] * 500, **released))
+    one.lease(Mock(ordered=1.5, started=None, computed=None, ended=9.5, tokens=[1] * 7, **expired))
     one.close()
     merge([tmp_path / "part"], tmp_path / "trace.json")
     first, second = spans(tmp_path / "trace.json")

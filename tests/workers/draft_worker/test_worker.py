@@ -460,7 +460,7 @@ def test_a_flood_of_frames_waits_for_the_next_level(rig: Rig) -> None:
     told = Told(rig, make_open(prompt(10), wanted=10**6))
     rig.turns()
     ticks = iter(range(10**6))
-    rig.worker._clock = lambda: rig.now + 0.004 * next(ticks)
+    rig.worker.clock = lambda: rig.now + 0.004 * next(ticks)
     rig.say(b"flood", *[HELLO] * 100)
     for turn in range(5):
         assert rig.worker.turn(0.0) and len(told.listen()) == 1 + (turn == 0)

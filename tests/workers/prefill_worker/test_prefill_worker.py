@@ -27,6 +27,7 @@ from pilotfish.core.prefilling.prefill_messages import (
     Taken,
     ToPrefill,
 )
+from pilotfish.core.prefilling.prefill_orders import TakenOrder
 from pilotfish.core.prefilling.segments import LEAST_SEGMENT, KVLayout
 from pilotfish.core.scheduling.executor import LayerProgress, Outcome
 from pilotfish.errors import EngineError
@@ -37,7 +38,7 @@ from pilotfish.wire.channel import Received, encode
 from pilotfish.workers import prefill as worker
 from pilotfish.workers import shared
 from pilotfish.workers.export import split
-from pilotfish.workers.records import LeaseRecord, PrefillRecord
+from pilotfish.workers.records import PrefillRecord
 
 
 @pytest.fixture
@@ -207,7 +208,7 @@ def test_kv_that_is_not_finite_is_handed_over_as_it_is(rig: PrefillRig, target: 
 
 
 def test_what_is_held_is_told_of_when_it_ends(rig: PrefillRig, target: Client) -> None:
-    leases, forwards = list[LeaseRecord](), list[PrefillRecord]()
+    leases, forwards = list[TakenOrder](), list[PrefillRecord]()
     rig.shared.observe_lease, rig.worker.observe = leases.append, forwards.append
     target.order(1, prompt(100))
     rig.now += 1.0
@@ -218,7 +219,9 @@ def test_what_is_held_is_told_of_when_it_ends(rig: PrefillRig, target: Client) -
     target.take()
     target.say(Release(1))
     size = 100 * rig.identity.layout.token_bytes * rig.identity.layout.layers
-    assert leases == [LeaseRecord(100.0, 101.0, 103.0, 107.0, 100, 0, size, "released")]
+    (told,) = leases
+    assert (told.ordered, told.started, told.computed, told.ended) == (100.0, 101.0, 103.0, 107.0)
+    assert (len(told.tokens), told.cached, told.size, told.outcome) == (100, 0, size, "released")
     assert [(f.rows, f.handovers, f.completed) for f in forwards] == [(64, 1, 0), (36, 1, 1)]
 
 
@@ -318,13 +321,13 @@ def test_the_beginning_of_what_is_to_be_exported_is_held_too(llama: Path) -> Non
 def test_an_order_that_ends_while_it_is_copied_leaves_its_place(
     rig: PrefillRig, target: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = rig.exporter._reader.read_layers
+    read = rig.exporter.reader.read_layers
 
     def released(slots: Slots, layers: range, out: NDArray[np.uint8]) -> None:
         target.say(Release(1))
         read(slots, layers, out)
 
-    monkeypatch.setattr(rig.exporter._reader, "read_layers", released)
+    monkeypatch.setattr(rig.exporter.reader, "read_layers", released)
     target.order(1, prompt(100))
     rig.rest()
     assert not target.references()
@@ -332,12 +335,12 @@ def test_an_order_that_ends_while_it_is_copied_leaves_its_place(
 
 
 def test_kv_that_cannot_be_copied_fails_its_order(rig: PrefillRig, target: Client) -> None:
-    reader = rig.exporter._reader
-    rig.exporter._reader = Mock(read_layers=Mock(side_effect=OSError("a bus error")))
+    reader = rig.exporter.reader
+    rig.exporter.reader = Mock(read_layers=Mock(side_effect=OSError("a bus error")))
     target.order(1, prompt(100))
     rig.rest()
     assert "a bus error" in rig.heard(target.peer, OrderFailed)[0].reason
-    rig.exporter._reader = reader
+    rig.exporter.reader = reader
     target.order(2, prompt(100))
     target.gets(2)
     rig.assert_idle()

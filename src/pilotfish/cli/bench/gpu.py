@@ -36,12 +36,12 @@ from pilotfish.model.executor import LaunchedForward, TorchExecutor
 from pilotfish.model.experts import Affine
 from pilotfish.model.kernels import JoinedLinear, Kernels
 from pilotfish.model.kv_planes import LayerKV
+from pilotfish.model.loading.checkpoint import linear_weights, meta_module
 from pilotfish.model.loading.footprint import slot_bytes
 from pilotfish.model.loading.loader import LoadedModel, load_model
 from pilotfish.model.loading.metadata import GenerationConfig
 from pilotfish.model.loading.precision import precision_of
 from pilotfish.model.loading.quantize import quantize
-from pilotfish.model.loading.tensors import model_weights
 from pilotfish.workers.ahead import AheadWorker
 
 T = TypeVar("T")
@@ -173,7 +173,7 @@ def sampling_of(rows: int, children: int = 0) -> Sampling:
 
 def weight_bytes(model: LoadedModel) -> int:
     """Of products, which are all that a step reads of a model but for rows of its embedding."""
-    return sum(weight.numel for weight in model_weights(model.config) if weight.linear) * model.dtype.itemsize
+    return sum(weight.numel() for weight in linear_weights(meta_module(model.config))) * model.dtype.itemsize
 
 
 def prompt(model: LoadedModel, repeats: int) -> Row:

@@ -283,7 +283,7 @@ class TargetMachine(Dialer[DraftPool]):
             assert session.pool is not None
             outgoing = Outgoing(session.pool.peer, session.pool.features.send(frame, now, fresh=piece.fresh))
             (before if piece.fresh else self.outbox).append(outgoing)
-            session.features_sent = max(session.features_sent, piece.end)
+            session.features_sent = max(session.features_sent, piece.first + len(piece.slots))
         self.outbox[:0] = before
 
     def _best_pool(self, session: RemoteSession, now: float) -> DraftPool | None:

@@ -44,10 +44,6 @@ class FeaturePiece:
     slots: Slots
     fresh: bool
 
-    @property
-    def end(self) -> int:
-        return self.first + len(self.slots)
-
 
 class _Unanswered(NamedTuple):
     number: int  # of the frame

@@ -73,8 +73,8 @@ class Calibration:
     def __init__(self) -> None:
         believed = np.exp(-(np.arange(self.BINS) + 0.5) * self.WIDTH)
         self._prior = believed * self.PRIOR
-        self._hits = np.zeros(self.BINS)
-        self._seen = np.zeros(self.BINS)
+        self._counts = np.zeros((2, self.BINS))
+        self._hits, self._seen = self._counts
 
     def chances(self, scores: Floats) -> Floats:
         table = (self._hits + self._prior) / (self._seen + self.PRIOR)
@@ -83,16 +83,13 @@ class Calibration:
     def observe(self, verified: Floats, accepted: Floats) -> None:
         if not len(verified):
             return
-        self._hits *= self.DECAY
-        self._seen *= self.DECAY
+        self._counts *= self.DECAY
         self._seen += np.bincount(self._bins(verified), minlength=self.BINS)
         self._hits += np.bincount(self._bins(accepted), minlength=self.BINS)
-        kept = self.MEMORY / np.maximum(self._seen, self.MEMORY)
-        self._hits *= kept
-        self._seen *= kept
+        self._counts *= self.MEMORY / np.maximum(self._seen, self.MEMORY)
 
     def forget(self) -> None:
-        self._hits[:] = self._seen[:] = 0.0
+        self._counts[:] = 0.0
 
     def _bins(self, scores: Floats) -> Ints:
         depths = -scores / self.WIDTH

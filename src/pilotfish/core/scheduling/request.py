@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from itertools import islice, takewhile
 from typing import Protocol
@@ -71,6 +71,7 @@ class RequestStats:
             self.accepted_by_depth[depth] += depth < accepted
 
 
+@dataclass(eq=False, repr=False)
 class Request:
     """Committed tokens, the slots of those that have KV, and why it ended.
 
@@ -78,41 +79,26 @@ class Request:
     slots    [ gone ... | ================= ]      0 <= num_gone <= num_computed < len(tokens) while it runs
     """
 
-    def __init__(
-        self,
-        request_id: int,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        seed: int,
-        stop_ids: frozenset[int],
-        room: int,
-        bad_sequences: Sequence[Sequence[int]] = (),
-        cache_salt: str | None = None,
-        max_nodes: int | None = None,
-        stop_detector: StopDetector | None = None,
-        group: int | None = None,
-        grammar: GrammarState | None = None,
-        draft: str = "",
-    ) -> None:
-        """`room` is the context left for output, `bad_sequences` the ids of `params.bad_words`, `cache_salt` the
-        tenant. A step verifies at most `max_nodes` nodes; 0: no speculation, None: as the drafter gives.
-        `stop_detector` gets each committed token. Requests of one `group` share a prompt and compute its KV once.
-        `draft` is the revision of drafts that may guess; "": any."""
-        self.id = request_id
-        self.params = params
-        self.seed = seed
-        self.stop_ids = stop_ids
-        self.rules = LogitRules.of(params, prompt, stop_ids, bad_sequences)
-        self.bad_sequences = bad_sequences
-        self.cache_salt = cache_salt
-        self.max_nodes = max_nodes
-        self.group = request_id if group is None else group
-        self.grammar = grammar
-        self.draft = draft
-        self._stop_detector = stop_detector
+    id: int
+    prompt: InitVar[Sequence[int]]
+    params: SamplingParams
+    seed: int
+    stop_ids: frozenset[int]
+    room: InitVar[int]  # the context left for output
+    bad_sequences: Sequence[Sequence[int]] = ()  # the ids of `params.bad_words`
+    cache_salt: str | None = None  # the tenant
+    max_nodes: int | None = None  # that a step verifies at most; 0: no speculation, None: as the drafter gives
+    stop_detector: StopDetector | None = None  # gets each committed token
+    group: int = -1  # requests of one share a prompt and compute its KV once; -1: nobody shares this one's
+    grammar: GrammarState | None = None
+    draft: str = ""  # the revision of drafts that may guess; "": any
+
+    def __post_init__(self, prompt: Sequence[int], room: int) -> None:
+        self.rules = LogitRules.of(self.params, prompt, self.stop_ids, self.bad_sequences)
+        self.group = self.id if self.group == -1 else self.group
         self.num_prompt_tokens = len(prompt)
         #: Tokens that it can reach, prompt included.
-        self.max_length = len(prompt) + min(params.max_tokens, room)
+        self.max_length = len(prompt) + min(self.params.max_tokens, room)
         self.tokens = list(prompt)
         self.num_computed = 0
         self.num_gone = 0  # first tokens whose slots it has given back, or never had: no row of it will see them
@@ -173,7 +159,7 @@ class Request:
         return range(first, max(first, min(self.num_computed + count, self.num_prompt_tokens - 1)))
 
     def _reason_to_finish(self, token: int) -> FinishReason | None:
-        completes_stop = self._stop_detector is not None and self._stop_detector.add(token)
+        completes_stop = self.stop_detector is not None and self.stop_detector.add(token)
         whole = self.grammar is not None and self.grammar.ended
         if completes_stop or token in self.stop_ids or whole:
             return FinishReason.STOP

@@ -93,7 +93,7 @@ def refuse_untraceable(config: Any, directory: Path) -> None:
     """ModelError for a model whose operations depend on its rows' values, or with windows."""
     if any(layer_windows(config)):
         raise ModelError(f"model: {directory} has layers with sliding windows; backend openvino has no such layers")
-    if "router" in ARCHITECTURES[config.architectures[0]] or not recordable(config):
+    if ARCHITECTURES[config.architectures[0]].get("experts") or not recordable(config):
         raise ModelError(f"model: {directory} has experts or dynamic rotary embeddings; backend openvino has neither")
 
 

@@ -70,15 +70,9 @@ class PathRun:
     decoded: int
     used: int
     slots: dict[int, int] = field(default_factory=dict)  # positions of those that are places here
-    heirs: list[Heir] = field(default_factory=list)
+    heirs: list[PathRun] = field(default_factory=list)  # those whose `origin` it is
     origin: PathRun | None = None  # of which it is an heir
     shared: int = 0  # first tokens that are those of `origin`
-
-
-@dataclass(frozen=True)
-class Heir:
-    run: PathRun
-    shared: int  # tokens for which it is as the other
 
 
 class Runs:
@@ -132,8 +126,7 @@ class Runs:
         self._queued.discard(parent)
         if parent.end > parent.decoded:
             self._queued.add(parent)
-        run.origin, run.shared = parent, place
-        parent.heirs.append(Heir(run, place))
+        _inherit(run, parent, place)
         self._copy(parent.number, run.number, place)
         return run
 
@@ -164,44 +157,41 @@ class Runs:
         idle = [run for run in self._runs.values() if run not in self._queued]
         if not idle:
             return False
-        run = min(idle, key=lambda run: (self._alone(run) > CHEAP, run.used))
-        heirs = self._living_heirs(run)
-        if heirs:
-            self._bequeath(run, max(heirs, key=lambda heir: heir.shared), heirs)
+        run = min(idle, key=lambda run: (_alone(run) > CHEAP, run.used))
+        if run.heirs:
+            self._bequeath(run, max(run.heirs, key=lambda heir: heir.shared))
         for slot in run.slots:
             del self._run_of[slot]
         run.slots.clear()
         self._forget(run)
         return True
 
-    def _living_heirs(self, run: PathRun) -> list[Heir]:
-        return [heir for heir in run.heirs if self._runs.get(heir.run.number) is heir.run]
-
-    def _alone(self, run: PathRun) -> int:
-        return run.end - max([run.shared, *(heir.shared for heir in self._living_heirs(run))])
-
-    def _bequeath(self, run: PathRun, best: Heir, heirs: Sequence[Heir]) -> None:
+    def _bequeath(self, run: PathRun, best: PathRun) -> None:
         for slot, position in [item for item in run.slots.items() if item[1] < best.shared]:
             del run.slots[slot]
-            best.run.slots[slot] = position
-            self._run_of[slot] = best.run
-        for heir in heirs:
-            if heir.run is not best.run:
-                best.run.heirs.append(heir)
-                heir.run.origin, heir.run.shared = best.run, heir.shared
-        best.run.origin, best.run.shared = run.origin, min(run.shared, best.shared)
-        if run.origin is not None:
-            run.origin.heirs.append(Heir(best.run, best.run.shared))
+            best.slots[slot] = position
+            self._run_of[slot] = best
+        for heir in run.heirs:
+            if heir is not best:
+                _inherit(heir, best, heir.shared)
+        _inherit(best, run.origin, min(run.shared, best.shared))
         run.heirs = []
 
     def _forget(self, run: PathRun) -> None:
-        origin = run.origin
-        for heir in self._living_heirs(run):
-            heir.run.origin, heir.run.shared = origin, min(heir.shared, run.shared)
-            if origin is not None:
-                origin.heirs.append(Heir(heir.run, heir.run.shared))
-        if origin is not None:
-            origin.heirs = [heir for heir in origin.heirs if heir.run is not run]
+        for heir in run.heirs:
+            _inherit(heir, run.origin, min(heir.shared, run.shared))
+        if run.origin is not None:
+            run.origin.heirs.remove(run)
         del self._runs[run.number]
         self._free.append(run.number)
         self._remove(run.number)
+
+
+def _alone(run: PathRun) -> int:
+    return run.end - max([run.shared, *(heir.shared for heir in run.heirs)])
+
+
+def _inherit(heir: PathRun, origin: PathRun | None, shared: int) -> None:
+    heir.origin, heir.shared = origin, shared
+    if origin is not None:
+        origin.heirs.append(heir)

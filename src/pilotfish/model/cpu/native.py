@@ -1,6 +1,5 @@
 """The C++ kernels (`torch.ops.pilotfish`)."""
 
-import ctypes
 import functools
 import hashlib
 import importlib.metadata
@@ -47,8 +46,6 @@ _LISTED = {
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"},
     "avx2": {"avx2", "fma"},
 }
-#: Numbers of Linux on x86_64: the call, what it asks for, and of which registers.
-_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 #: Names one of them instead of the best that the processor has.
 FORCED = "PILOTFISH_ISA"
 
@@ -68,7 +65,8 @@ def _flags() -> dict[str, list[str]]:
 
 
 def _has(name: str) -> bool:
-    return _LISTED.get(name, set()) <= _processor_flags() and (name != "amx" or _may_use_tiles())
+    """On Linux a process asks before it uses tiles."""
+    return _LISTED.get(name, set()) <= _processor_flags() and (name != "amx" or torch.cpu._init_amx())
 
 
 @functools.cache
@@ -76,12 +74,6 @@ def _processor_flags() -> frozenset[str]:
     listed = Path("/proc/cpuinfo")
     found = re.search(r"^flags\s*:(.*)", listed.read_text(), re.MULTILINE) if listed.is_file() else None
     return frozenset(found[1].split()) if found else frozenset()
-
-
-@functools.cache
-def _may_use_tiles() -> bool:
-    call = map(ctypes.c_long, (_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA))
-    return bool(ctypes.CDLL(None).syscall(*call) == 0)
 
 
 def runs_native(head_dim: int, device: torch.device, *, eager: bool) -> bool:

@@ -65,12 +65,8 @@ class HeadExecutor(ABC):
     def __init__(self, feature_width: int, setup: HeadSetup, context: int, vocab: DraftVocab, buckets: Buckets) -> None:
         self.feature_width = feature_width
         self.num_slots, self.context = setup.num_slots, context
-        self.vocab, self.buckets = vocab, buckets
+        self.vocab, self.vocab_size, self.buckets = vocab, vocab.target_size, buckets
         self._device = setup.device
-
-    @property
-    def vocab_size(self) -> int:
-        return self.vocab.target_size
 
     def padded(self, rows: int) -> int:
         return self.buckets.pad_rows(rows)
@@ -121,8 +117,9 @@ def without_first(rows: SequenceRows) -> SequenceRows:
     return SequenceRows(0, rows.tokens[1:], slots, rows.nodes, kept, features)
 
 
-def filled(features: Features) -> tuple[Features, int]:
-    """Fills unknown (not finite) features with the last known one before, else zeros; counts the rows of zeros."""
+def filled(rows: SequenceRows, width: int) -> tuple[Features, int]:
+    """Its features; unknown (not finite) ones are as the last known before, else zeros; counts the rows of zeros."""
+    features = np.full((len(rows.tokens), width), np.nan, np.float32) if rows.features is None else rows.features
     known = np.isfinite(features).all(axis=1)
     if known.all():
         return features, 0

@@ -60,15 +60,21 @@ def check_weights(directory: Path, config: Any) -> None:
 
 def _load_without_values(headers: Headers, config: Any) -> tuple[LoadStateDictInfo, set[str]]:
     module = meta_module(config)
-    tensors = {name: tensor for name, (_, tensor) in headers.items()}
-    mapping = get_model_conversion_mapping(module)
     with quiet():
-        options = LoadStateDictConfig(device_map={"": "meta"}, dtype=module.dtype, weight_mapping=mapping)
-        info, _ = convert_and_load_state_dict_in_model(module, tensors, options)
-        module.tie_weights(missing_keys=info.missing_keys, recompute_mapping=False)
+        tensors = {name: tensor for name, (_, tensor) in headers.items()}
+        info = load_converted(module, tensors, device_map={"": "meta"}, dtype=module.dtype)
         found = set(info.unexpected_keys)
         module._adjust_missing_and_unexpected_keys(info)
     return info, found - info.unexpected_keys
+
+
+def load_converted(module: Any, tensors: Mapping[str, Any], **options: Any) -> LoadStateDictInfo:
+    """transformers renames and joins the files' `tensors`."""
+    mapping = get_model_conversion_mapping(module)
+    how = LoadStateDictConfig(weight_mapping=mapping, **options)
+    info, _ = convert_and_load_state_dict_in_model(module, tensors, how)
+    module.tie_weights(missing_keys=info.missing_keys, recompute_mapping=False)
+    return info
 
 
 @contextmanager
@@ -84,11 +90,16 @@ def without_decompositions() -> Iterator[None]:
         torch.arange = arange
 
 
-def meta_module(config: Any, dtype: torch.dtype | None = None) -> Any:
+def meta_module(config: Any) -> Any:
     with torch.device("meta"), without_decompositions():
-        module = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        module = AutoModelForCausalLM.from_config(config)
     module.tie_weights()  # part of the initialization that is left out
     return module
+
+
+def linear_weights(module: torch.nn.Module) -> list[Tensor]:
+    """[outputs, inputs] each, the head's last. Routers and experts are no linear layers."""
+    return [part.weight for part in module.modules() if isinstance(part, torch.nn.Linear)]
 
 
 def _refuse_expert_gaps(directory: Path, headers: Headers, config: Any) -> None:

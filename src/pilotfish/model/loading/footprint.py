@@ -9,10 +9,11 @@ import torch
 from pilotfish.config.fields import KVDType, Quantization
 from pilotfish.model.cpu import native
 from pilotfish.model.cpu.native import runs_native
+from pilotfish.model.experts import expert_parts, stacked_experts
 from pilotfish.model.kv_planes import element_type
+from pilotfish.model.loading.checkpoint import linear_weights, meta_module
 from pilotfish.model.loading.configuration import ARCHITECTURES, load_config
 from pilotfish.model.loading.shards import Shard, part_config, refuse_indivisible
-from pilotfish.model.loading.tensors import expert_sizes, model_weights
 
 #: Bytes per weight of the layer that torchao quantizes: its own, and copies in float32.
 _QUANTIZING = 14
@@ -20,6 +21,9 @@ _QUANTIZING = 14
 _SAMPLING = 4 + 8 + 8
 #: More of recorded forwards: what a graph writes, and the next forward's in float32.
 _RECORDED = 4 + 4
+#: Weights that a row is multiplied with, at most, while one of its logits is looked at for log-probabilities: 60 with
+#: AVX-512's products of bfloat16.
+_SCORING = 128
 
 
 @dataclass(frozen=True)
@@ -47,36 +51,45 @@ def footprint(
     refuse_indivisible(config, ranks)
     part = part_config(config, Shard(0, ranks))
     size, packed = dtype.itemsize, runs_native(config.head_dim, device, eager=eager)
-    linears = [weight for weight in model_weights(part) if weight.linear]
-    inner = max(weight.shape[0] for weight in linears[:-1])  # all but the head
+    module = meta_module(part)
+    *inner_linears, head = linear_weights(module)
+    inner = max(map(len, inner_linears))
     whole_decoder = packed or (device.type == "cuda" and not eager)
     plain = whole_decoder and ranks == 1 and ARCHITECTURES[config.architectures[0]].get("plain", False)
     angles = 2 * config.context * config.head_dim * size * plain
-    *whole, head = model_weights(config)
     return Footprint(
-        parameters=sum(weight.numel for weight in whole) + (0 if config.tie_word_embeddings else head.numel),
-        weights=_weight_bytes(part, dtype, packed=packed, quantized=quantization != "none") + angles,
+        parameters=sum(weight.numel() for weight in meta_module(config).parameters()),
+        weights=_weight_bytes(module, dtype, packed=packed, quantized=quantization != "none") + angles,
         slot=slot_bytes(part, element_type(kv_dtype, dtype, device).itemsize),
         row=size * (8 * config.hidden_size + (1 if packed else 3) * inner + config.vocab_size)
         + (_SAMPLING + _RECORDED * (device.type == "cuda" and not eager)) * config.vocab_size
         + size * (ranks > 1) * (ranks * config.hidden_size + 2 * config.vocab_size),  # everybody's parts
-        loading=0 if quantization == "none" else _QUANTIZING * max(weight.numel for weight in linears),
+        loading=0 if quantization == "none" else _QUANTIZING * max(weight.numel() for weight in (*inner_linears, head)),
     )
 
 
-def _weight_bytes(config: Any, dtype: torch.dtype, *, packed: bool, quantized: bool) -> int:
+def _weight_bytes(module: Any, dtype: torch.dtype, *, packed: bool, quantized: bool) -> int:
     """Packed and quantized heads are never the embedding; a quantized weight takes a byte, and an output a float32
     scale. Packed weights are padded to whole panels and tiles, counted for experts only, as theirs are small."""
-    size, weights = dtype.itemsize, model_weights(config)
-    tied = 0 if packed or quantized or not config.tie_word_embeddings else weights[-1].numel
-    saved = sum((size - 1) * weight.numel - 4 * weight.shape[0] for weight in weights if weight.linear and quantized)
-    mixtures = [x for layer in range(config.num_hidden_layers) if packed and (x := expert_sizes(config, layer))]
+    size, count = dtype.itemsize, sum(weight.numel() for weight in module.parameters())
+    if module.config.tie_word_embeddings and (packed or quantized):
+        count += module.lm_head.weight.numel()
+    saved = sum((size - 1) * weight.numel() - 4 * len(weight) for weight in linear_weights(module) if quantized)
+    downs = [(x.num_experts, expert_parts(x, 0)[1].weight) for x in stacked_experts(module) if packed]
     multiples = 2 * [native.PANEL] + [native.input_multiple(dtype)]  # of gate, up and down
-    padding = sum(x.count * config.hidden_size * (-x.inner % of) for x in mixtures for of in multiples)
-    return int(size * (sum(weight.numel for weight in weights) - tied + padding) - saved)
+    padding = sum(experts * len(down) * (-down.shape[1] % of) for experts, down in downs for of in multiples)
+    return int(size * (count + padding) - saved)
 
 
 def slot_bytes(config: Any, size: int) -> int:
     """Of a token's keys and values, in elements of `size` bytes; heads of 8-bit elements have a float32 scale."""
     head = config.head_dim * size + (4 if size == 1 else 0)
     return int(config.num_hidden_layers * 2 * config.num_key_value_heads * head)
+
+
+def scored_cost(module: Any, config: Any) -> float:
+    """Of a row with log-probabilities, in rows without logits."""
+    head, linears = module.lm_head.weight.numel(), sum(weight.numel() for weight in linear_weights(module))
+    mixtures = stacked_experts(module)
+    chosen = sum(p.numel() * config.num_experts_per_tok // m.num_experts for m in mixtures for p in m.parameters())
+    return float(1 + (head + _SCORING * config.vocab_size) / (linears - head + chosen))

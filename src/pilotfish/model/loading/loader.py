@@ -16,14 +16,12 @@ from pilotfish.model.kernels import Kernels
 from pilotfish.model.kv_planes import element_type
 from pilotfish.model.loading.checkpoint import check_weights, refuse_non_finite, without_decompositions
 from pilotfish.model.loading.configuration import load_config
+from pilotfish.model.loading.footprint import scored_cost
 from pilotfish.model.loading.metadata import GenerationConfig, one_line, quiet, read_generation_config
 from pilotfish.model.loading.quantize import check_quantization, quantize
 from pilotfish.model.loading.shards import load_shard, part_config, refuse_indivisible
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-#: Weights that a row is multiplied with, at most, while one of its logits is looked at for log-probabilities: 60 with
-#: AVX-512's products of bfloat16.
-_SCORING = 128
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def load_model(
     config._experts_implementation = "pilotfish"  # `experts.library_mixture`
     config.output_router_logits = False  # for training only
     module = load_weights(directory, config, dtype, group).to(device).eval().requires_grad_(False)
-    scored_cost = _scored_cost(module, config)
+    cost = scored_cost(module, config)
     refuse_non_finite(module, directory)
     _refuse_untied(module, config, directory)
     if quantization != "none":
@@ -79,15 +77,7 @@ def load_model(
             tensor.data = tensor.data.clone()  # out of the mapped weight files, so that their pages can go
     records = group is None and kernels.records and recordable(config)
     part = config if group is None else part_config(config, group.shard)
-    return LoadedModel(module, config, part, generation, dtype, kv_elements, device, kernels, records, scored_cost)
-
-
-def _scored_cost(module: Any, config: Any) -> float:
-    head, modules = module.lm_head.weight.numel(), [*module.modules()]
-    linears = sum(m.weight.numel() for m in modules if isinstance(m, torch.nn.Linear))
-    mixtures = [m for m in modules if type(m).__name__.endswith("Experts")]
-    chosen = sum(p.numel() * config.num_experts_per_tok // m.num_experts for m in mixtures for p in m.parameters())
-    return float(1 + (head + _SCORING * config.vocab_size) / (linears - head + chosen))
+    return LoadedModel(module, config, part, generation, dtype, kv_elements, device, kernels, records, cost)
 
 
 def load_weights(directory: Path, config: Any, dtype: torch.dtype, group: Group | None = None) -> torch.nn.Module:

@@ -32,16 +32,11 @@ class Precision:
 def precision_of(asked: DType, config: Any, device: torch.device, *, eager: bool) -> Precision:
     """ParameterError for bfloat16 that PyTorch would emulate, a hundred times slower than float32, and for float16 on a
     CPU."""
-    if asked == "float32":
-        return Precision(asked, why="")
-    if asked == "float16":
-        if device.type != "cuda":
-            raise ParameterError("dtype", asked, "auto, bfloat16 or float32 on a CPU; float16 needs CUDA")
-        return Precision(asked, why="")
-    kernels = runs_native(config.head_dim, device, eager=eager)
     if asked == "auto":
-        return quickest(device, kernels=kernels)
-    if not (kernels or multiplies_bfloat16(device)):
+        return quickest(device, kernels=runs_native(config.head_dim, device, eager=eager))
+    if asked == "float16" and device.type != "cuda":
+        raise ParameterError("dtype", asked, "auto, bfloat16 or float32 on a CPU; float16 needs CUDA")
+    if asked == "bfloat16" and not (runs_native(config.head_dim, device, eager=eager) or multiplies_bfloat16(device)):
         raise ParameterError("dtype", asked, f"auto or float32: {_NEITHER}")
     return Precision(asked, why="")
 

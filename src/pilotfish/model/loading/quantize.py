@@ -8,6 +8,7 @@ import torch
 
 from pilotfish.config.fields import Quantization
 from pilotfish.errors import ParameterError
+from pilotfish.model.experts import stacked_experts
 from pilotfish.model.kv_planes import refuse_without_fp8
 from pilotfish.model.loading.metadata import quiet
 
@@ -24,7 +25,7 @@ def check_quantization(quantization: Quantization, dtype: torch.dtype, device: t
 def quantize(module: torch.nn.Module, quantization: Literal["int8", "fp8"]) -> None:
     """Replaces the weights of all linear layers, in place and one at a time; a tied head gets a weight of its own. One
     scale an output channel; fp8 (e4m3) also one a row of activations. ParameterError for experts."""
-    if any(type(part).__name__.endswith("Experts") for part in module.modules()):
+    if stacked_experts(module):
         raise ParameterError("quantization", quantization, "none for a mixture of experts")
     ao = load_torchao()
     config = (

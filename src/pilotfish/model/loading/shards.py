@@ -12,12 +12,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import convert_and_load_state_dict_in_model
-from transformers.modeling_utils import LoadStateDictConfig
 
 from pilotfish.errors import ModelError, ParameterError
-from pilotfish.model.loading.checkpoint import without_decompositions
+from pilotfish.model.loading.checkpoint import load_converted, without_decompositions
 from pilotfish.model.loading.configuration import ARCHITECTURES
 from pilotfish.model.loading.metadata import quiet
 from pilotfish.model.loading.tensors import weight_files
@@ -172,11 +169,8 @@ def load_shard(directory: Path, config: Any, dtype: torch.dtype, shard: Shard) -
         module = _empty_module(config, dtype, shard)
         files = [stack.enter_context(safe_open(file, framework="pt")) for file in weight_files(directory)]
         parts = {name: Part(file, name, config, shard) for file in files for name in file.keys()}  # noqa: SIM118
-        mapping = get_model_conversion_mapping(module)
         types = module._get_dtype_plan(dtype)
-        options = LoadStateDictConfig(device_map={"": "cpu"}, dtype=dtype, dtype_plan=types, weight_mapping=mapping)
-        info, _ = convert_and_load_state_dict_in_model(module, parts, options)
-        module.tie_weights(missing_keys=info.missing_keys, recompute_mapping=False)
+        info = load_converted(module, parts, device_map={"": "cpu"}, dtype=dtype, dtype_plan=types)
     if info.missing_keys or info.mismatched_keys or info.conversion_errors:
         problem = next(iter([*info.mismatched_keys, *info.missing_keys, *info.conversion_errors]))
         raise ModelError(f"model: {directory} does not divide into {shard.ranks} ranks: {problem}")

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pilotfish.core.cache.slots import NO_SLOTS, Slots
-from pilotfish.core.features.features import Features
 from pilotfish.core.scheduling.executor import Sampling, SequenceRows
 from pilotfish.model.attention import NO_ROWS, AttentionMetadata
 from pilotfish.model.batch import EXACT, POWERS, Batch, Forwarded, bucket
@@ -265,15 +264,10 @@ class BlockExecutor(HeadExecutor):
     def _add_context(self, rows: Sequence[SequenceRows]) -> None:
         slots = np.concatenate([s.prefix_slots[s.start :] for s in rows]).astype(np.int64)
         positions = np.concatenate([np.arange(s.start, len(s.prefix_slots)) for s in rows])
-        features = np.concatenate([self._features(s) for s in rows])
+        features = np.concatenate([filled(s, self.feature_width)[0] for s in rows])
         self._tokens[slots] = np.concatenate([s.tokens for s in rows])
         self._slots.forget(slots.tolist())
         self.decoder.add_context(*(torch.from_numpy(x).to(self._device) for x in (features, positions, slots)))
-
-    def _features(self, rows: SequenceRows) -> Features:
-        if rows.features is None:
-            return np.zeros((len(rows.tokens), self.feature_width), np.float32)
-        return filled(rows.features)[0]
 
     def _compute(self, roots: Sequence[KeptRow]) -> Tensor:
         return cast(Tensor, self.decoder(self._tokens[[row.root for row in roots]], [row.prefix for row in roots]))

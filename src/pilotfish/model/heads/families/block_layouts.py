@@ -4,14 +4,7 @@ gives a token: DSpark's does, DFlash's does not."""
 from typing import Literal
 
 from pilotfish.model.heads.families.block import BlockHead
-from pilotfish.model.heads.families.layout import (
-    HeadLayout,
-    HeadSource,
-    Renaming,
-    read_decoder,
-    read_depth,
-    read_window,
-)
+from pilotfish.model.heads.families.layout import HeadLayout, HeadSource, read_decoder, read_depth, read_window
 from pilotfish.model.heads.fields import HeadFields
 from pilotfish.model.heads.spec import Decoder, Projection
 
@@ -31,14 +24,14 @@ _OTHERS = {
     "confidence_proj.": "confidence.",
     **{f"logit_head.{name}": ours for name, ours in NAMES.items()},
 }
-_RENAMING = Renaming(NAMES | _OTHERS)
+_BEGINNINGS = NAMES | _OTHERS
 
 
 def speculators(source: HeadSource) -> HeadLayout:
     fields = source.fields
     kind = fields.choice("speculators_model_type", ("dflash", "dspark"), "dflash")
     inner = source.open_wrapper(kind)
-    names = _RENAMING.of(source)
+    names = source.names(_BEGINNINGS)
     decoder = read_decoder(inner, names)
     layers = _told_or(source, fields, "aux_hidden_state_layer_ids", outputs=False)
     causal = decoder.window > 0 and not fields.flag("sliding_window_non_causal", False)
@@ -49,7 +42,7 @@ def speculators(source: HeadSource) -> HeadLayout:
 
 def deepspec(source: HeadSource) -> HeadLayout:
     """Its DFlash is a DSpark without a Markov head, and anchored too."""
-    fields, names = source.fields, _RENAMING.of(source)
+    fields, names = source.fields, source.names(_BEGINNINGS)
     layers = _told_or(source, fields, "target_layer_ids", outputs=True)
     decoder = read_decoder(fields, names)
     head = _Parts(source, [fields], names, fields).head(decoder, layers, anchored=True, causal=False)
@@ -57,7 +50,7 @@ def deepspec(source: HeadSource) -> HeadLayout:
 
 
 def zlab(source: HeadSource) -> HeadLayout:
-    fields, names = source.fields, _RENAMING.of(source)
+    fields, names = source.fields, source.names(_BEGINNINGS)
     inner, further = fields.within("dflash_config"), fields.within("dspark_config")
     kind = inner.choice("projector_type", ("dflash", "dspark"), "dspark" if "markov.w1.weight" in names else "dflash")
     for holder in (fields, inner):

@@ -2,29 +2,30 @@
 TensorRT-LLM, SGLang and DeepSpec count what it puts out. Without speculators' wrapper both occur under the same names:
 the other reading is kept as `other_layers`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
-from pilotfish.model.heads.families.layout import HeadLayout, HeadSource, Renaming, read_decoder
+from pilotfish.model.heads.families.layout import HeadLayout, HeadSource, read_decoder
 from pilotfish.model.heads.families.recurrent import RecurrentHead
 from pilotfish.model.heads.fields import HeadFields
 from pilotfish.model.heads.spec import FINAL, Decoder, Projection
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
 LAYERS = {"layers.0.hidden_norm.": "hidden_norm."}
-_LAYERS = Renaming(LAYERS)
-_MIDLAYER = Renaming({"midlayer.hidden_norm.": "hidden_norm.", "midlayer.": "layers.0."})
+MIDLAYER = {"midlayer.hidden_norm.": "hidden_norm.", "midlayer.": "layers.0."}
 #: Makes the record of a head whose projection and layers are read.
 MakeHead = Callable[[Projection, Decoder], RecurrentHead]
+_WIDE = partial(RecurrentHead, entry="wide")
 
 
 def speculators(source: HeadSource) -> HeadLayout:
     fields, inner = source.fields, source.open_wrapper("eagle3")
-    head = _recurrent(
+    head = partial(
+        _WIDE,
         residual_normed=fields.flag("norm_before_residual", True),  # as vLLM takes it; the trainer writes it
         recycles_normed=fields.flag("norm_output", False),
     )
-    return wide_layout(source, inner, _LAYERS.of(source), "speculators", input_ids(source), head)
+    return wide_layout(source, inner, LAYERS, "speculators", input_ids(source), head)
 
 
 def safeailab(source: HeadSource) -> HeadLayout:
@@ -33,14 +34,14 @@ def safeailab(source: HeadSource) -> HeadLayout:
     if not fields.flag("norm_output", True):
         raise fields.refused("norm_output", "true: in this layout it is the norm before lm_head")
     layers, others = _ids_by_guess(source, fields.within("eagle_config"))
-    head = _recurrent(residual_normed=fields.flag("norm_before_residual", False))
-    return wide_layout(source, fields, _MIDLAYER.of(source), "safeailab", layers, head, others)
+    head = partial(_WIDE, residual_normed=fields.flag("norm_before_residual", False))
+    return wide_layout(source, fields, MIDLAYER, "safeailab", layers, head, others)
 
 
 def deepspec(source: HeadSource) -> HeadLayout:
     layers = source.hidden_ids(source.fields, "target_layer_ids", outputs=True, normed=True)
     source.check_target(source.target.hidden, source.fields)
-    return wide_layout(source, source.fields, _LAYERS.of(source), "deepspec", layers, _recurrent())
+    return wide_layout(source, source.fields, LAYERS, "deepspec", layers, _WIDE)
 
 
 def modelopt(source: HeadSource) -> HeadLayout:
@@ -55,8 +56,8 @@ def modelopt(source: HeadSource) -> HeadLayout:
     several = inner.flag("use_aux_hidden_state", True)
     layers, others = _ids_by_guess(source, inner) if several else ((FINAL,), ())
     residual = fields.flag("norm_before_residual", False)
-    head = _recurrent(residual_normed=residual, recycles_normed=fields.flag("norm_output", False))
-    return wide_layout(source, fields, _LAYERS.of(source), "modelopt", layers, head, others)
+    head = partial(_WIDE, residual_normed=residual, recycles_normed=fields.flag("norm_output", False))
+    return wide_layout(source, fields, LAYERS, "modelopt", layers, head, others)
 
 
 def input_ids(source: HeadSource) -> tuple[int, ...]:
@@ -83,20 +84,17 @@ def _ids_by_guess(source: HeadSource, inner: HeadFields) -> tuple[tuple[int, ...
     return (outputs, inputs) if holder is inner else (inputs, outputs)
 
 
-def _recurrent(*, residual_normed: bool = False, recycles_normed: bool = False) -> MakeHead:
-    return partial(RecurrentHead, entry="wide", residual_normed=residual_normed, recycles_normed=recycles_normed)
-
-
 def wide_layout(
     source: HeadSource,
     decoder_fields: HeadFields,
-    names: dict[str, str],
+    beginnings: Mapping[str, str],
     dialect: str,
     layers: tuple[int, ...],
     make_head: MakeHead,
     other_layers: tuple[int, ...] = (),
     kind: str = "eagle3",
 ) -> HeadLayout:
+    names = source.names(beginnings)
     decoder = read_decoder(decoder_fields, names)
     source.check_target(source.fields.count("target_hidden_size", decoder.hidden))
     head = make_head(_projection(source, layers, decoder.hidden, decoder.eps), decoder)
@@ -114,15 +112,13 @@ def _projection(source: HeadSource, layers: tuple[int, ...], width: int, eps: fl
 
 # -- EAGLE-1; HASS adds norms before the product
 
-_JOINED = Renaming(
-    {"fc.": "input_proj.", "embedding_layernorm.": "embed_norm.", "hidden_states_layernorm.": "hidden_norm."}
-)
+_JOINED = {"fc.": "input_proj.", "embedding_layernorm.": "embed_norm.", "hidden_states_layernorm.": "hidden_norm."}
 #: Most have none of these.
 _NORMS = ("layers.0.input_layernorm.weight", "norm.weight", "embed_norm.weight", "hidden_norm.weight")
 
 
 def eagle1(source: HeadSource) -> HeadLayout:
-    fields, names = source.fields, _JOINED.of(source)
+    fields, names = source.fields, source.names(_JOINED)
     biased = "input_proj.bias" in names
     if fields.flag("bias", biased) != biased:
         raise fields.refused("bias", f"{biased}, as there {'is' if biased else 'is no'} tensor fc.bias")

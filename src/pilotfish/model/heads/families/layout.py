@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from pilotfish.errors import ModelError
@@ -30,6 +30,20 @@ class HeadSource:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.headers[name].shape if name in self.headers else ()
+
+    def names(self, beginnings: Mapping[str, str]) -> dict[str, str]:
+        """Names in the files by canonical ones. The first of `beginnings` that begins a name is replaced by what stands
+        there; "" drops the tensor."""
+        names: dict[str, str] = {}
+        for name in self.headers:
+            theirs = next((beginning for beginning in beginnings if name.startswith(beginning)), "")
+            if name.endswith(_BUFFERS) or (theirs and not beginnings[theirs]):
+                continue
+            ours = beginnings.get(theirs, "") + name[len(theirs) :]
+            if ours in names:
+                raise self.refused(f"has two tensors for one: {names[ours]} and {name}")
+            names[ours] = name
+        return names
 
     def open_wrapper(self, kind: str) -> HeadFields:
         fields = self.fields
@@ -107,29 +121,6 @@ class HeadLayout:
 
 
 ReadLayout: TypeAlias = Callable[[HeadSource], HeadLayout]
-
-
-@dataclass(frozen=True)
-class Renaming:
-    """The first entry that begins a name replaces that beginning; "" drops the tensor."""
-
-    beginnings: Mapping[str, str] = field(default_factory=dict)
-
-    def canonical(self, name: str) -> str:
-        for beginning, ours in self.beginnings.items():
-            if name.startswith(beginning):
-                return ours + name[len(beginning) :] if ours else ""
-        return name
-
-    def of(self, source: HeadSource) -> dict[str, str]:
-        names: dict[str, str] = {}
-        for name in source.headers:
-            ours = "" if name.endswith(_BUFFERS) else self.canonical(name)
-            if ours in names:
-                raise source.refused(f"has two tensors for one: {names[ours]} and {name}")
-            if ours:
-                names[ours] = name
-        return names
 
 
 def read_decoder(

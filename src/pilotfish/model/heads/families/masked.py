@@ -18,8 +18,8 @@ from torch import Tensor
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, Sampling, SequenceRows
 from pilotfish.model.batch import Batch
 from pilotfish.model.heads.executor import HeadExecutor, HeadLogits, HeadSetup
-from pilotfish.model.heads.families.eagle import MakeHead, input_ids, wide_layout
-from pilotfish.model.heads.families.layout import HeadLayout, HeadSource, Renaming
+from pilotfish.model.heads.families.eagle import LAYERS, MIDLAYER, MakeHead, input_ids, wide_layout
+from pilotfish.model.heads.families.layout import HeadLayout, HeadSource
 from pilotfish.model.heads.families.recurrent import RecurrentHead, RecurrentRows
 from pilotfish.model.heads.fields import HeadFields
 from pilotfish.model.heads.parts import Parts, Project
@@ -135,8 +135,7 @@ class MaskedExecutor(HeadExecutor):
 # -- layouts: speculators', and the flat one that vLLM reads beside it. Both count layers by what they get, and have
 # EAGLE-3's tensors and `mask_hidden`. `norm_output` says nothing here: no state goes back into a head.
 
-_FIRST = {"midlayer.hidden_norm.": "hidden_norm.", "midlayer.": "layers.0.", "layers.0.hidden_norm.": "hidden_norm."}
-_NAMES = Renaming(_FIRST)
+_NAMES = MIDLAYER | LAYERS
 #: The flat layout's names of the mask's token: trainers use the first, vLLM the others.
 _MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
 #: Tokens of a forward where nobody says: those that trainers take.
@@ -154,7 +153,7 @@ def is_peagle(source: HeadSource) -> bool:
 def speculators(source: HeadSource) -> HeadLayout:
     inner = source.open_wrapper("peagle")
     head = _masked(source, _MASKS[:1], _proposed(source))
-    return wide_layout(source, inner, _NAMES.of(source), "speculators", input_ids(source), head, kind="peagle")
+    return wide_layout(source, inner, _NAMES, "speculators", input_ids(source), head, kind="peagle")
 
 
 def vllm(source: HeadSource) -> HeadLayout:
@@ -163,7 +162,7 @@ def vllm(source: HeadSource) -> HeadLayout:
     several = fields.within("eagle_config").flag("use_aux_hidden_state", True)
     head = _masked(source, _MASKS, fields.count("num_depths", _DEPTH, least=2, most=_DEEPEST))
     layers = input_ids(source) if several else (FINAL,)
-    return wide_layout(source, fields, _NAMES.of(source), "vllm", layers, head, kind="peagle")
+    return wide_layout(source, fields, _NAMES, "vllm", layers, head, kind="peagle")
 
 
 def _masked(source: HeadSource, masks: tuple[str, ...], depth: int) -> MakeHead:

@@ -93,8 +93,7 @@ class MedusaExecutor(HeadExecutor):
         self._features.forget(slots)
         if not rows.kept:
             return
-        assert rows.features is not None
-        features, unknown = filled(rows.features)
+        features, unknown = filled(rows, self.feature_width)
         above = self._features.get(int(rows.prefix_slots[rows.start - 1])) if rows.start else None
         for offset in rows.kept:
             told = torch.from_numpy(features[offset]).to(self._device, self._dtype)

@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from pilotfish.model.heads.families.layout import HeadLayout, HeadSource, Renaming, read_decoder
+from pilotfish.model.heads.families.layout import HeadLayout, HeadSource, read_decoder
 from pilotfish.model.heads.families.recurrent import RecurrentHead
 from pilotfish.model.heads.fields import HeadFields
 from pilotfish.model.heads.spec import FINAL, Projection
@@ -34,19 +34,19 @@ def speculators(source: HeadSource) -> HeadLayout:
     source.fields.only("num_nextn_predict_layers", 1, "one module")
     inner.values()  # a whole model's: the layer's own facts are among them
     kind = inner.take("model_type", "qwen2")
-    return _layout(source, inner, Renaming(SPECULATORS), "speculators", offset=kind in _OFFSET_NORMS)
+    return _layout(source, inner, SPECULATORS, "speculators", offset=kind in _OFFSET_NORMS)
 
 
 def qwen(source: HeadSource) -> HeadLayout:
     fields = _inner(source.fields)
     offset = fields.take("model_type") in _OFFSET_NORMS
-    return _layout(source, fields, Renaming(_QWEN | _OUTER), "qwen", offset=offset)
+    return _layout(source, fields, _QWEN | _OUTER, "qwen", offset=offset)
 
 
 def mimo(source: HeadSource) -> HeadLayout:
     fields = _inner(source.fields)
     fields.only("num_nextn_predict_layers", 1, "one module")
-    return _layout(source, fields, Renaming(_MIMO | _OUTER), "mimo", zero_first=True, hidden_first=True)
+    return _layout(source, fields, _MIMO | _OUTER, "mimo", zero_first=True, hidden_first=True)
 
 
 def deepseek(source: HeadSource) -> HeadLayout:
@@ -70,7 +70,7 @@ def deepseek(source: HeadSource) -> HeadLayout:
         outer["model.embed_tokens."] = ""
     if f"{prefix}shared_head.head.weight" in source.headers:
         outer["lm_head."] = ""
-    return _layout(source, fields, Renaming(inner | outer), "deepseek", zero_first=True)
+    return _layout(source, fields, inner | outer, "deepseek", zero_first=True)
 
 
 def _inner(fields: HeadFields) -> HeadFields:
@@ -80,14 +80,14 @@ def _inner(fields: HeadFields) -> HeadFields:
 def _layout(
     source: HeadSource,
     fields: HeadFields,
-    renaming: Renaming,
+    beginnings: dict[str, str],
     dialect: str,
     *,
     offset: bool = False,
     zero_first: bool = False,
     hidden_first: bool = False,
 ) -> HeadLayout:
-    names = renaming.of(source)
+    names = source.names(beginnings)
     for ours, name in names.items():
         if re.search(r"\.(experts|shared_experts?|gate)\.|kv_a_proj|linear_attn", ours):
             raise source.refused(f"has tensor {name}: experts and latent attention are not supported in heads")

@@ -207,7 +207,7 @@ class StatesBefore:
         for s in sequences:
             count, end = len(s.tokens), row + s.num_rows
             if features is not None and count:
-                told, unknown = filled(np.full((count, width), np.nan) if s.features is None else s.features)
+                told, unknown = filled(s, width)
                 kept = unknown if s.start else 0  # nothing before: zeros
                 slots[row : row + kept] = s.prefix_slots[s.start - 1]
                 features[row + kept : row + count] = told[kept:]
