@@ -8,10 +8,11 @@ from pathlib import Path
 
 import torch
 from harness import every_round
-from transformers import LlamaConfig
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 from pilotfish.cli.bench.contestants import take_turns
-from pilotfish.cli.bench.gpu import WARM_UP, step_rows, write_random_model
+from pilotfish.cli.bench.gpu import WARM_UP, step_rows
 from pilotfish.cli.bench.report import timed
 from pilotfish.engine.pairs import resolve_pair
 from pilotfish.model.executor import TorchExecutor
@@ -19,7 +20,9 @@ from pilotfish.model.executor import TorchExecutor
 
 def write_served_model(shape: LlamaConfig, dtype: torch.dtype, directory: Path) -> None:
     """One that engines serve: with the bundled pair's tokenizer, which has fewer tokens."""
-    write_random_model(shape, dtype, str(directory))
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    LlamaForCausalLM(shape).to(dtype).save_pretrained(directory)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(resolve_pair("pycode").target / name, directory)
 

@@ -53,8 +53,8 @@ class Draws:
             *((sample, edit.excluded, np.full(len(edit.excluded), -math.inf)) for sample, edit in edits),
         ]
         seen = [(sample, edit.seen, edit.counts) for sample, edit in edits]
-        masked = sampling.masks is not None
-        bits = None if masked or not _has_lists(sampling) else allowed_bits(sampling, samples, vocab)
+        masked, lists = sampling.masks is not None, any(edit.allowed is not None for _, edit in edits)
+        bits = allowed_bits(sampling, samples, vocab) if lists and not masked else None
         tables = rows, bits, _placed(added, vocab), _placed(seen, vocab)
         return cls(table, few, sampling.children, masked, *tables)
 
@@ -85,10 +85,6 @@ class Draws:
 
     def _given(self) -> list[str]:
         return [field.name for field in fields(self) if torch.is_tensor(getattr(self, field.name))]
-
-
-def _has_lists(sampling: Sampling) -> bool:
-    return any(edit is not None and edit.allowed is not None for edit in sampling.edits)
 
 
 def allowed_bits(sampling: Sampling, samples: int, vocab: int) -> Tensor:

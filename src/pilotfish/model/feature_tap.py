@@ -37,10 +37,16 @@ def refuse_unknown_layers(layers: Sequence[int], count: int) -> None:
 
 
 class CapturingDecoder(torch.nn.Module):
-    """A decoder that is one module, and keeps the states of some layers itself."""
+    """A plain decoder that is one module, and keeps the states of some layers itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: Any, context: int) -> None:
+        """Of transformers' `model`, whose layers' parts are replaced."""
         super().__init__()
+        inner, self.lm_head = model.model, model.lm_head
+        self.embed_tokens, self.layers, self.norm = inner.embed_tokens, inner.layers, inner.norm
+        weight = inner.embed_tokens.weight
+        cos, sin = inner.rotary_emb(weight, torch.arange(context, device=weight.device)[None])
+        self.cos, self.sin = cos[0].contiguous(), sin[0].contiguous()  # [context, rotated part of a head]
         self._captured: tuple[list[int], Tensor | None] = ([], None)  # layers, and where their states go
 
     @contextmanager

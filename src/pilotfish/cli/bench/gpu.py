@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.plain_decode import PlainDecode
@@ -328,12 +327,6 @@ def random_model(
     module = kernels.replace(module, config.context, alone=True)
     generation, recordable = GenerationConfig(frozenset(), {}), kernels.records
     return LoadedModel(module, config, config, generation, dtype, dtype, device, kernels, recordable)
-
-
-def write_random_model(shape: LlamaConfig, dtype: torch.dtype, directory: str) -> None:
-    transformers_logging.disable_progress_bar()
-    torch.manual_seed(0)
-    LlamaForCausalLM(shape).to(dtype).save_pretrained(directory)
 
 
 def step_rows(executor: TorchExecutor, rows: int) -> SequenceRows:

@@ -266,12 +266,11 @@ class Scheduler:
     def follow(self, step: Step) -> FollowingStep | None:
         """The step after a step of no trees that is not committed yet: a row of each request that it cannot end by its
         length. None where more hangs on its tokens than their own rows: masks, rules, who runs, whose slots."""
-        going = [place for place, chunk in enumerate(step.chunks) if _goes_on(chunk.request)]
-        chunks = [Chunk(step.chunks[place].request, 1) for place in going]
-        alone = len(self.running) == sum(chunk.request.finish_reason is None for chunk in step.chunks)
-        if not (going and alone and step.plain) or self.pool.window or len(going) > self._unclaimed():
-            return None
-        if self._next_fits():
+        live = [place for place, chunk in enumerate(step.chunks) if chunk.request.finish_reason is None]
+        going = [place for place in live if step.chunks[place].request.num_remaining > 1]
+        chunks, alone = [Chunk(step.chunks[place].request, 1) for place in going], len(live) == len(self.running)
+        slots_change = self.pool.window or len(going) > self._unclaimed() or self._next_fits()
+        if slots_change or not (going and alone and step.plain):
             return None
         slots, each = self._allocate(chunks), ([True] * len(going), [range(0)] * len(going))
         held = [(step.chunks[place].request.held, step.slots[place]) for place in going]
@@ -370,10 +369,6 @@ class Scheduler:
         loading = [slot for r in self.running if r.load is not None for slot in r.load.slots.tolist()]
         self.pool.check([*held, *loading], self.cache.slots)
         self.cache.check()
-
-
-def _goes_on(request: Request) -> bool:
-    return request.finish_reason is None and request.num_remaining > 1
 
 
 def _extended(request: Request, verdict: Verdict, scored: range, step: Step) -> RequestCommit:

@@ -141,18 +141,13 @@ class PlainDecoder(CapturingDecoder):
     """A plain decoder in one call of the kernels: in small models Python between kernels is most of a forward."""
 
     def __init__(self, model: Any, context: int) -> None:
-        super().__init__()
-        inner = model.model
-        self.embed_tokens, self.norm, self.lm_head = inner.embed_tokens, inner.norm, model.lm_head
-        self.layers = inner.layers  # holds the parts for code that walks over modules
-        cos, sin = inner.rotary_emb(inner.embed_tokens.weight, torch.arange(context)[None])
-        self.cos, self.sin = cos[0].contiguous(), sin[0].contiguous()  # [context, rotated part of a head]
-        first = inner.layers[0].self_attn
+        super().__init__(model, context)
+        first = self.layers[0].self_attn
         heads = (first.heads, first.kv_heads, first.head_dim)
         decoder = torch.classes.pilotfish.Decoder(
             self.embed_tokens.weight, self.cos, self.sin, self.norm.weight, self.norm.eps, *heads
         )
-        for layer in inner.layers:
+        for layer in self.layers:
             self._add(decoder, layer)
         head = self.lm_head.weight
         decoder.set_head(head.panels, head.scales, self.lm_head.bias, self.lm_head.out_features)

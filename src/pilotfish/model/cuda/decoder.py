@@ -1,7 +1,6 @@
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 import triton
 from torch import Tensor
 
@@ -23,16 +22,6 @@ class TritonDecoder(CapturingDecoder):
 
     norm · qkv · heads · attention (2) · out · norm · gate_up · gate · down
     """
-
-    def __init__(self, model: Any, context: int) -> None:
-        super().__init__()
-        inner = model.model
-        self.embed_tokens, self.layers, self.norm, self.lm_head = (
-            inner.embed_tokens, inner.layers, inner.norm, model.lm_head
-        )  # fmt: skip
-        weight = inner.embed_tokens.weight
-        cos, sin = inner.rotary_emb(weight, torch.arange(context, device=weight.device)[None])
-        self.cos, self.sin = cos[0].contiguous(), sin[0].contiguous()  # [context, head_dim]
 
     @staticmethod
     def fits(model: Any) -> bool:
