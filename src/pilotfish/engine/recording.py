@@ -28,16 +28,10 @@ def record_forwards(executor: TorchExecutor, max_rows: int, max_samples: int, pa
 def _sequences(executor: TorchExecutor, max_rows: int, max_samples: int) -> Iterator[SequenceRows]:
     buckets, most = executor.buckets, min(executor.context, executor.num_slots)
     for rows in (min(size, most) for size in buckets.rows if size <= executor.padded(min(max_rows, most))):
-        everything = [rows] if rows <= executor.padded(min(max_samples, most)) else []
-        for kept in (0, min(max_samples, 1), *everything):
-            yield _sequence(rows, rows, kept)
+        all_sample = [rows] if rows <= executor.padded(min(max_samples, most)) else []
+        for kept in (0, 1, *all_sample):
+            slots = np.arange(rows, dtype=np.int32)
+            yield SequenceRows(0, [0] * rows, slots, NO_NODES, range(rows - kept, rows))
     for reach in buckets.prefix[1:]:
         if reach <= executor.context:
-            yield _sequence(reach, 1, min(max_samples, 1))
-
-
-def _sequence(length: int, rows: int, kept: int) -> SequenceRows:
-    """The last `rows` of `length` tokens."""
-    slots = np.zeros(length, np.int32)
-    slots[length - rows :] = np.arange(rows)
-    return SequenceRows(length - rows, [0] * rows, slots, NO_NODES, range(rows - kept, rows))
+            yield SequenceRows(reach - 1, [0], np.zeros(reach, np.int32), NO_NODES, [0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import exp, inf
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pilotfish.core.cache.prefix_cache import PrefixCache
-from pilotfish.core.cache.slots import GONE, SlotPool
+from pilotfish.core.cache.slots import GONE, SlotPool, Slots
 from pilotfish.core.drafting.draft_sessions import DraftModel, DraftSession, LevelPart, SessionKey, SessionTable
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits
 from pilotfish.core.drafting.messages import Open
@@ -72,8 +72,9 @@ class LMDrafter(Drafter):
         sessions = [self._session(request) for request in requests]
         asked = {request.id: request for request in requests if self._can_guess(request)}
         served = self._affordable([session for session in sessions if session.key.number in asked], limits.levels)
+        self._read_features(served, asked)
         for session in served:
-            self._catch_up(session, asked[session.key.number])
+            self._catch_up(session, asked)
         self._grow(served, limits)
         return [session.tree.best(limits.nodes, LM) for session in sessions]
 
@@ -120,21 +121,23 @@ class LMDrafter(Drafter):
     def _need(self, session: DraftSession, levels: int) -> int:
         return session.num_missing + levels * self.width
 
-    def _catch_up(self, session: DraftSession, request: Request) -> None:
+    def _catch_up(self, session: DraftSession, requests: Mapping[int, Request]) -> None:
         """Compute KV of committed tokens up to the last chunk, which the first level takes for its logits."""
-        self._read_features(session, request)
         while session.num_missing > CHUNK:
             self._grower.grow([LevelPart.of_pending(session, CHUNK)])
-            self._read_features(session, request)
+            self._read_features([session], requests)
 
-    def _read_features(self, session: DraftSession, request: Request) -> None:
-        if self._source is None or session.features is None:
+    def _read_features(self, sessions: Sequence[DraftSession], requests: Mapping[int, Request]) -> None:
+        """Of the next chunk of each session, in one read. `requests` by id."""
+        logs = [session.features for session in sessions if session.features is not None]
+        if self._source is None or not logs:
             return
-        first = session.features.reach
-        slots = request.slots[first : min(len(session.slots) + CHUNK, request.num_computed)]
-        rows = np.full((len(slots), self.feature_width), np.nan, np.float32)
-        rows[slots != GONE] = self._source.features(slots[slots != GONE])
-        session.features.put(first, rows)
+        slots = [_next_slots(session, requests[session.key.number]) for session in sessions]
+        every = np.concatenate(slots)
+        rows = np.full((len(every), self.feature_width), np.nan, np.float32)
+        rows[every != GONE] = self._source.features(every[every != GONE])
+        for log, own in zip(logs, np.split(rows, np.cumsum([*map(len, slots)])[:-1]), strict=True):
+            log.put(log.reach, own)
 
     def _grow(self, sessions: Sequence[DraftSession], limits: DraftLimits) -> None:
         """Levels, until the next one promises less than its time is worth. Roots are always expanded."""
@@ -160,6 +163,11 @@ class LMDrafter(Drafter):
             return LevelPart.of_pending(session, session.num_missing)
         tree = session.tree
         return LevelPart(session, 0, [leaf for leaf in tree.leaves(self.width) if tree.score(leaf) > floor])
+
+
+def _next_slots(session: DraftSession, request: Request) -> Slots:
+    first = 0 if session.features is None else session.features.reach
+    return request.slots[first : min(len(session.slots) + CHUNK, request.num_computed)]
 
 
 def _key(request: Request) -> SessionKey:

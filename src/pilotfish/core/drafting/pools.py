@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 import numpy as np
 
@@ -212,6 +213,11 @@ class SessionState(Enum):
     LOST = auto()  # its pool cannot follow it; the next request for a tree opens it there anew
 
 
+class _Opened(NamedTuple):
+    peer: Peer
+    at: float
+
+
 @dataclass
 class RemoteSession:
     number: int
@@ -231,7 +237,7 @@ class RemoteSession:
     read: int = 0  # tokens that the pool says it has read
     parked: float | None = None  # since when the pool has no room for it
     verified: list[PushedNode] = field(default_factory=list)  # in the last step
-    _opened: deque[tuple[Peer, float]] = field(default_factory=lambda: deque(maxlen=64))  # with whom, and when
+    _opened: deque[_Opened] = field(default_factory=lambda: deque(maxlen=64))
 
     @property
     def growing(self) -> bool:
@@ -247,7 +253,7 @@ class RemoteSession:
         return OTHER if self.pool is None else self.pool.name
 
     def may_open(self, pool: DraftPool, now: float) -> bool:
-        lately = sum(peer == pool.peer and now - at < PERIOD for peer, at in self._opened)
+        lately = sum(one.peer == pool.peer and now - one.at < PERIOD for one in self._opened)
         return lately < MOST_OPENED
 
     def open_with(self, pool: DraftPool, now: float) -> None:
@@ -255,7 +261,7 @@ class RemoteSession:
         self.state, self.pool, self.opened = SessionState.GROWING, pool, now
         self.generation, self.pushes, self.unsent = self.generation + 1, 0, 0
         self.features_sent, self.read, self.parked = 0, 0, None
-        self._opened.append((pool.peer, now))
+        self._opened.append(_Opened(pool.peer, now))
 
     def feedback(self, tokens: Sequence[int]) -> TreeFeedback | None:
         """The fate of its nodes in the step that commits `tokens`, or None. Ask before its copy commits them."""

@@ -2,7 +2,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,9 +33,13 @@ class Mirror:
         self._mirrored = torch.empty(size, dtype=torch.uint8, device=device)
         self._sent = torch.cuda.Event() if on_cuda else None  # type: ignore[no-untyped-call]
 
-    def places(self, given: Inputs) -> "Places[Inputs]":
-        """Of inputs of these sizes. A batch's last tensor, the prefixes' slots, has all the rest."""
-        return Places(_cut(self._pinned, given), _cut(self._mirrored, given))
+    def pinned(self, given: Inputs) -> Inputs:
+        """Where inputs of these sizes go. A batch's last tensor, the prefixes' slots, has all the rest."""
+        return _cut(self._pinned, given)
+
+    def read(self, given: Inputs) -> Inputs:
+        """Where they are on the device then."""
+        return _cut(self._mirrored, given)
 
     def fill(self, places: Inputs, given: Inputs) -> None:
         if self._sent is not None:
@@ -46,12 +50,6 @@ class Mirror:
         self._mirrored[:used].copy_(self._pinned[:used], non_blocking=True)
         if self._sent is not None:
             self._sent.record()
-
-
-@dataclass(frozen=True)
-class Places(Generic[Inputs]):
-    pinned: Inputs
-    read: Inputs  # on the device
 
 
 def _sizes(given: Batch | Draws) -> list[int]:
@@ -71,14 +69,15 @@ def _cut(buffer: Tensor, given: Inputs) -> Inputs:
 
 @dataclass(frozen=True)
 class RecordedForward:
-    inputs: Places[Batch]
+    pinned: Batch
+    read: Batch
     outputs: list[Tensor]
     replay: Callable[[], None]
 
 
 @dataclass(frozen=True)
 class RecordedDraw:
-    inputs: Places[Draws]
+    pinned: Draws
     bits: Tensor  # as in `Draws`, of draws that are masked
     drawn: Tensor
     replay: Callable[[], None]
@@ -124,25 +123,23 @@ class GraphCache:
         draws = None if batch.draws is None else batch.draws.kind
         key = (batch.metadata.longest, batch.last, draws, *(tensor.shape for tensor in batch.tensors()[:-1]))
         graph = _kept(self._forwards, key, partial(self._recorded, batch))
-        self._fill(graph.inputs, batch)
+        self._mirror.fill(graph.pinned, batch)
+        graph.read.take_tokens(batch)
         graph.replay()
         return graph.outputs
 
-    def _fill(self, places: Places[Batch], batch: Batch) -> None:
-        self._mirror.fill(places.pinned, batch)
-        places.read.take_tokens(batch)
-
     def _recorded(self, batch: Batch) -> RecordedForward:
-        inputs = self._mirror.places(replace(batch, follows=None))
-        self._fill(inputs, batch)
-        first = self._forward(inputs.read).tensors()  # compiles kernels and sets libraries up: that is not recorded
+        pinned, read = (place(replace(batch, follows=None)) for place in (self._mirror.pinned, self._mirror.read))
+        self._mirror.fill(pinned, batch)
+        read.take_tokens(batch)
+        first = self._forward(read).tensors()  # compiles kernels and sets libraries up, which cannot be recorded
         outputs = [self._outputs.setdefault((each.shape, each.dtype), torch.empty_like(each)) for each in first]
 
         def run() -> None:
-            for output, given in zip(outputs, self._forward(inputs.read).tensors(), strict=True):
+            for output, given in zip(outputs, self._forward(read).tensors(), strict=True):
                 output.copy_(given)
 
-        return RecordedForward(inputs, outputs, self._record(run))
+        return RecordedForward(pinned, read, outputs, self._record(run))
 
     def _drawing(self, logits: Tensor, draws: Draws) -> RecordedDraw:
         """Reads where the forward's graph writes."""
@@ -151,20 +148,20 @@ class GraphCache:
             self._draw_mirror = Mirror(1 << size.bit_length(), self._device)
         key = (logits.data_ptr(), draws.kind, *(tensor.shape for tensor in draws.tensors()))
         draw = _kept(self._draws, key, partial(self._recorded_draw, logits, draws))
-        self._draw_mirror.fill(draw.inputs.pinned, draws)
+        self._draw_mirror.fill(draw.pinned, draws)
         return draw
 
     def _recorded_draw(self, logits: Tensor, draws: Draws) -> RecordedDraw:
-        inputs = self._draw_mirror.places(draws)
-        self._draw_mirror.fill(inputs.pinned, draws)
+        pinned, read = self._draw_mirror.pinned(draws), self._draw_mirror.read(draws)
+        self._draw_mirror.fill(pinned, draws)
         bits = torch.full((draws.samples, -(-logits.shape[1] // 32)), -1, dtype=torch.int32, device=self._device)
-        read = replace(inputs.read, bits=bits) if draws.masked else inputs.read
+        read = replace(read, bits=bits) if draws.masked else read
         drawn = self._draw(logits, read)
 
         def run() -> None:
             drawn.copy_(self._draw(logits, read))
 
-        return RecordedDraw(inputs, bits, drawn, self._record(run))
+        return RecordedDraw(pinned, bits, drawn, self._record(run))
 
 
 Graph = TypeVar("Graph")

@@ -63,29 +63,28 @@ SlotLogits = Callable[[Tensor, Tensor, Tensor, Sampling], HeadLogits]
 
 class RootSlots:
     def __init__(
-        self, compute: Callable[[Sequence[KeptRow]], Tensor], logits: SlotLogits, slots: int, first: int
+        self,
+        compute: Callable[[Sequence[KeptRow]], Tensor],
+        logits: SlotLogits,
+        padded: Callable[[int], int],
+        slots: int,
+        first: int,
     ) -> None:
-        """`compute` gives states of roots, [roots, slots, hidden]; the slot `first` gives the token after a root."""
-        self._compute, self._logits = compute, logits
+        """`compute` gives states of roots, [roots, slots, hidden]; the slot `first` gives the token after a root.
+        `padded` maps a number of rows to that of the product with the output layer."""
+        self._compute, self._logits, self._padded = compute, logits, padded
         self._slots, self._first = slots, first
         self._states = RootStates(ROOTS)  # [slots, hidden] each
         self.forget = self._states.forget
 
-    def below(
-        self,
-        kept: Sequence[KeptRow],
-        padded: Callable[[int], int],
-        fresh: Mapping[int, Tensor] = _NONE,
-        sampling: Sampling = NO_SAMPLING,
-    ) -> HeadLogits:
-        """Rows of one root and depth share their product with the output layer. `padded` maps a number of rows to that
-        of the product. `fresh`: states [slots, hidden] of known roots, by slot."""
+    def below(self, kept: Sequence[KeptRow], sampling: Sampling, fresh: Mapping[int, Tensor] = _NONE) -> HeadLogits:
+        """Rows of one root and depth share their product. `fresh`: states [slots, hidden] of known roots, by slot."""
         states = self._states_of(kept, fresh)  # [roots, slots, hidden]
         slots = np.array([row.depth for row in kept]) + self._first
         beyond = slots >= self._slots
         places = np.unique([row.root for row in kept], return_inverse=True)[1] * self._slots
         distinct, which = np.unique(places + np.where(beyond, 0, slots), return_inverse=True)
-        distinct = np.pad(distinct, (0, padded(len(distinct)) - len(distinct)))
+        distinct = np.pad(distinct, (0, self._padded(len(distinct)) - len(distinct)))
         tokens = np.array([row.token for row in kept], np.int64)
         wanted, of_rows, ids = (torch.from_numpy(x) for x in (distinct, which, tokens))
         states = states.flatten(0, 1).index_select(0, wanted.to(states.device))

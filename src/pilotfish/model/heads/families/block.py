@@ -220,7 +220,7 @@ class BlockExecutor(HeadExecutor):
         super().__init__(head.projection.width, setup, head.context, vocab, EXACT)
         self.decoder = BlockDecoder(head, parts, setup.num_slots)
         self.deepest = head.block - head.first
-        self._slots = RootSlots(self._compute, self._logits, head.block, head.first)
+        self._slots = RootSlots(self._compute, self._logits, self.padded, head.block, head.first)
         self._head, self._kernels = SlotHead(head, parts, vocab.words), parts.kernels
         self._level: Forward | None = None
         if parts.kernels.records:
@@ -233,9 +233,7 @@ class BlockExecutor(HeadExecutor):
         if committed:
             self._add_context(committed)
         kept = [row for s in rows for row in kept_rows(s)]
-        if not kept:
-            return HeadLogits(torch.zeros(0, self.vocab.size))
-        return self._slots.below(kept, self.padded, sampling=sampling)
+        return self._slots.below(kept, sampling) if kept else HeadLogits(torch.zeros(0, self.vocab.size))
 
     def _logits(self, states: Tensor, which: Tensor, tokens: Tensor, sampling: Sampling) -> HeadLogits:
         count = len(which)

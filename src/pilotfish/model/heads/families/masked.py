@@ -64,17 +64,17 @@ class MaskedExecutor(HeadExecutor):
         self.rows = RecurrentRows(files, replace(setup, num_slots=setup.num_slots + chains))
         super().__init__(head.projection.width, setup, head.context, self.rows.vocab, self.rows.buckets)
         self.deepest = head.depth
-        self._slots = RootSlots(self._chains_below, self._logits, head.depth, 0)
+        self._slots = RootSlots(self._chains_below, self._logits, self.padded, head.depth, 0)
         self._mask_token, self._own = head.mask_token, setup.num_slots + np.arange(chains, dtype=np.int32)
         parts = Parts(files.tensors, setup.kernels(head.decoder.head_dim), setup.dtype)
         project = Project.of(head.projection, parts)
         self._mask = project(parts.tensor("mask_hidden").flatten(0, 1))  # [1, hidden]
 
-    def run(self, rows: Sequence[SequenceRows], sampling: Sampling) -> HeadLogits:  # noqa: ARG002
+    def run(self, rows: Sequence[SequenceRows], sampling: Sampling) -> HeadLogits:
         committed = [structs.replace(s, nodes=NO_NODES) for s in rows if len(s.tokens)]
         fresh = self._commit(committed) if committed else {}
         kept = [row for s in rows for row in kept_rows(s)]
-        return self._slots.below(kept, self.padded, fresh) if kept else HeadLogits(torch.zeros(0, self.vocab.size))
+        return self._slots.below(kept, sampling, fresh) if kept else HeadLogits(torch.zeros(0, self.vocab.size))
 
     def _commit(self, rows: Sequence[SequenceRows]) -> dict[int, Tensor]:
         """States [depth, hidden] of the kept roots, by slot."""
