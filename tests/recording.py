@@ -11,7 +11,7 @@ from pilotfish.model.batch import GRAPHS, Buckets
 from pilotfish.model.cuda.graphs import GraphCache
 from pilotfish.model.draws import Draws
 from pilotfish.model.kernels import Draw, Forward, Kernels
-from pilotfish.model.sampling import NOISE_SCALE, PENALTIES, SampleColumns, perturbed
+from pilotfish.model.sampling import NOISE_SCALE, SampleColumns, perturbed
 
 
 class RecordingKernels(Kernels):
@@ -51,20 +51,5 @@ class RecordingKernels(Kernels):
 
 
 def edited(logits: Tensor, draws: Draws) -> Tensor:
-    """As the kernels of `rules` do."""
-    scores = (logits if draws.rows is None else logits.index_select(0, draws.rows)).double()
-    if draws.bits is not None:
-        bits = draws.bits[:, :, None] >> torch.arange(32, dtype=torch.int32) & 1
-        scores = scores.masked_fill(bits.flatten(1)[:, : scores.shape[1]] == 0, -torch.inf)
-    flat = scores.flatten()
-    if draws.added is not None:
-        places, added = draws.added[:, draws.added[0] >= 0]
-        flat.index_add_(0, places, added.view(torch.float64))
-    if draws.seen is not None:
-        places, times = draws.seen[:, draws.seen[0] >= 0]
-        penalties = draws.table[PENALTIES : PENALTIES + 3].view(torch.float64)
-        repetition, presence, frequency = penalties[:, places // scores.shape[1]]
-        score = flat[places]
-        lowered = torch.where(score > 0, score / repetition, score * repetition)
-        flat[places] = lowered - (times * frequency + (times > 0) * presence)
-    return flat.view_as(scores)
+    scores = logits if draws.rows is None else logits.index_select(0, draws.rows)
+    return scores.double() if draws.rules is None else draws.rules.applied(scores, draws.table)

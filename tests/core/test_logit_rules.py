@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.sampling.logit_rules import LogitRules, check_token_ids
+from pilotfish.core.sampling.logit_rules import LogitEdits, LogitRules, check_token_ids
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import Request
 from pilotfish.errors import ParameterError
@@ -22,15 +22,20 @@ def rules(prompt: list[int], stop_ids: frozenset[int] = NO_STOPS, bad: Any = (),
     return found
 
 
+def of_history(edits: LogitEdits) -> dict[int, int]:
+    assert edits.seen is not None
+    return dict(zip(edits.seen.tokens.tolist(), edits.seen.counts.tolist(), strict=True))
+
+
 @given(prompt=TOKENS, output=TOKENS, path=TOKENS)
 def test_counts_are_those_of_output_and_path(prompt: list[int], output: list[int], path: list[int]) -> None:
     own = rules(prompt, repetition_penalty=1.5)
     own.edits(path)  # nothing that it keeps of them outlives an output
     own.extend(output)
-    edits = own.edits(path)
-    counted = dict(zip(edits.seen.tolist(), edits.counts.tolist(), strict=True))
-    assert counted == {t: (output + path).count(t) for t in {*prompt, *output, *path}}
-    assert own.edits([]).counts.sum() == len(output)  # the path has left no trace
+    counted = of_history(own.edits(path))
+    assert counted == {t: output.count(t) for t in {*prompt, *output}}
+    assert own.edits(path).seen is own.edits([]).seen
+    assert own.edits(path).seen.new(path) == {t: path.count(t) for t in {*path} - {*prompt, *output}}
 
 
 @given(prompt=TOKENS, output=TOKENS, path=TOKENS, bad=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3)))
@@ -64,7 +69,7 @@ def test_a_request_extends_its_rules_by_what_it_commits() -> None:
     request.extend([3, 3, 3])  # the third is beyond max_tokens
     edits = request.rules.edits([])
     assert edits is not None
-    assert dict(zip(edits.seen.tolist(), edits.counts.tolist(), strict=True)) == {1: 0, 3: 2}
+    assert of_history(edits) == {1: 0, 3: 2}
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from pilotfish.model.cuda import decoder, drawing, experts, norms, products, rot
 from pilotfish.model.draws import Draws  # noqa: E402
 from pilotfish.model.experts import Affine  # noqa: E402
 from pilotfish.model.kv_planes import empty_kv  # noqa: E402
+from pilotfish.model.rules import Rules  # noqa: E402
 from pilotfish.model.sampling import COLUMNS, Filters, SampleColumns  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -139,7 +140,9 @@ def draw() -> None:
         drawing.noisy_best(torch.zeros(rows, columns, dtype=torch.float64), given, 4)
         tables = torch.zeros(2, 16, dtype=torch.int64), torch.zeros(rows, 4008, dtype=torch.int32)
         for named, bits, added in ((index, None, None), (None, tables[1], tables[0]), (index, tables[1], tables[0])):
-            draws = Draws(torch.zeros(COLUMNS, rows, dtype=torch.int64), filters, 0, False, named, bits, added, added)
+            penalized = None if added is None else (added, index.expand(2, -1), index[:, None], added)
+            rules = Rules(bits, added, *(penalized or ()), longest=16)
+            draws = Draws(torch.zeros(COLUMNS, rows, dtype=torch.int64), filters, 0, False, named, rules)
             drawing.edited(torch.zeros(rows, columns, dtype=torch.bfloat16), draws)
 
 
@@ -156,6 +159,7 @@ LAUNCHED: dict[ModuleType, tuple[str, ...]] = {
         "mask_rows",
         "add_to_tokens",
         "lower_seen",
+        "lower_fresh",
     ),
     rotary: ("rotate_heads",),
     experts: ("expert_rows", "plan_tiles"),

@@ -211,7 +211,7 @@ def test_samples_of_several_vocabularies_are_drawn_as_if_apart() -> None:
     logits = 3 * torch.randn(9, 90, generator=torch.Generator().manual_seed(0))
     each = [kinds[i % 3] for i in range(9)]
     none = np.zeros(0, np.int64)
-    edits = [LogitEdits(None, none, np.zeros(0), none, none, np.array([i, i + 7])) if i % 2 else None for i in range(9)]
+    edits = [LogitEdits(None, none, np.zeros(0), None, (), np.array([i, i + 7])) if i % 2 else None for i in range(9)]
     samples = np.array([0, 3, 4, 8])
     bits = generator.integers(-(2**31), 2**31, (4, 7)).astype(np.int32)
     together = drawn_of(logits, each, edits=edits, masks=TokenMasks(samples, lambda: lambda: bits))

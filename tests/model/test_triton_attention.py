@@ -28,6 +28,7 @@ from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.kv_planes import FP8_CAPABILITY
 from pilotfish.model.loading.loader import LoadedModel, load_model
 from pilotfish.model.loading.metadata import GenerationConfig
+from pilotfish.model.rules import Rules
 from pilotfish.model.sampling import COLUMNS, Filters
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -216,6 +217,7 @@ LAUNCHED: dict[Any, tuple[str, ...]] = {
         "mask_rows",
         "add_to_tokens",
         "lower_seen",
+        "lower_fresh",
     ),
     rotary: ("rotate_heads",),
     decoder: ("write_heads", "gate_silu"),
@@ -268,7 +270,7 @@ def test_drawing_waits_for_nothing(children: int, rules: bool, monkeypatch: pyte
     launch_nothing(monkeypatch)
     table, filters = torch.zeros(COLUMNS, 4, dtype=torch.int64), Filters(min_p=True, top_k=3, top_p=True)
     places, bits = torch.zeros(2, 16, dtype=torch.int64), torch.zeros(4, 3, dtype=torch.int32)
-    tables = (table[0], bits, places, places) if rules else ()
+    tables = (table[0], Rules(bits, places, places, table[:2], table.T, places, 16)) if rules else ()
     draws = Draws(table, filters, children, False, *tables).map(lambda x: x.to("meta"))
     drawn = CUDAKernels(torch.device("meta")).draw(torch.zeros(4, 70, device="meta"), draws)
     assert drawn.shape == (4, 2 * max(children, 1) + 1)

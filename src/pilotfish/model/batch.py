@@ -13,7 +13,8 @@ from torch import Tensor
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.scheduling.executor import Sampling, SequenceRows
 from pilotfish.model.attention import AttentionMetadata
-from pilotfish.model.draws import Draws, allowed_bits
+from pilotfish.model.draws import Draws
+from pilotfish.model.rules import allowed_bits
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Forwarded:
         """What was drawn, on the host. Waits for the masks of `sampling`, of a forward that draws from `vocab`
         columns."""
         if self.later is not None:
-            return self.later(allowed_bits(sampling, len(sampling), vocab)).cpu()
+            return self.later(allowed_bits(sampling.masks, sampling.edits, len(sampling), vocab)).cpu()
         return None if self.drawn is None else self.drawn.cpu()
 
     def tensors(self) -> tuple[Tensor, ...]:

@@ -7,18 +7,18 @@ has it. All in float64 and row by row, so that a row's token does not depend on 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pilotfish.core.sampling.logit_rules import LogitEdits
 from pilotfish.core.sampling.noise import philox, split
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import Sampling, SharedTokens, TokenMasks
 from pilotfish.core.trees.tree import NO_TOKEN
+from pilotfish.model.rules import Rules, unpacked
 
 #: Below it logits / T would swallow the noise, then overflow; the arg max has all the mass long before.
 MIN_TEMPERATURE = 1e-12
@@ -170,10 +170,7 @@ def masked(logits: Tensor, masks: TokenMasks | None) -> Tensor:
 
 
 def masked_reference(logits: Tensor, masks: TokenMasks) -> Tensor:
-    bits = torch.from_numpy(masks.bits()).to(logits.device)
-    places = torch.arange(32, dtype=torch.int32, device=logits.device)
-    allowed = (bits[:, :, None] >> places & 1).bool().flatten(1)[:, : logits.shape[1]]
-    allowed = torch.nn.functional.pad(allowed, (0, logits.shape[1] - allowed.shape[1]))
+    allowed = unpacked(torch.from_numpy(masks.bits()).to(logits.device), logits.shape[1])
     if len(masks.samples) == len(logits):
         return logits.masked_fill(~allowed, -torch.inf)
     rows = torch.from_numpy(masks.samples).to(logits.device)
@@ -181,60 +178,12 @@ def masked_reference(logits: Tensor, masks: TokenMasks) -> Tensor:
 
 
 def edited(logits: Tensor, sampling: Sampling) -> Tensor:
-    """float64 [samples, vocab] after each row's rules; `logits` itself if no row has any. Ids beyond the vocabulary are
-    skipped, as a draft's may be smaller."""
-    present = [(row, edit) for row, edit in enumerate(sampling.edits) if edit is not None]
-    if not present:
+    """float64 [samples, vocab] after each row's rules; `logits` itself if no row has any."""
+    rules = Rules.of(sampling, *logits.shape)
+    if rules is None:
         return logits
-    params = [sampling.params[sequence] for sequence in sampling.sequences.tolist()]
-    scores = logits.to(torch.float64, copy=True)
-    _keep_allowed(scores, present)
-    _add_bias(scores, present)
-    _penalize(scores, present, params)
-    rows, tokens = _flat(scores, [(row, edit.excluded) for row, edit in present])
-    scores[rows, tokens] = -torch.inf
-    return scores
-
-
-Present = Sequence[tuple[int, LogitEdits]]
-
-
-def _keep_allowed(scores: Tensor, present: Present) -> None:
-    by_list: dict[int, list[tuple[int, NDArray[np.int64]]]] = {}  # rows of one request share the very array
-    for row, edit in present:
-        if edit.allowed is not None:
-            by_list.setdefault(id(edit.allowed), []).append((row, edit.allowed))
-    for places in by_list.values():
-        rows, tokens = _flat(scores, places)
-        kept = scores[rows, tokens]
-        scores[[row for row, _ in places]] = -torch.inf
-        scores[rows, tokens] = kept
-
-
-def _add_bias(scores: Tensor, present: Present) -> None:
-    rows, tokens, biases = _flat(scores, [(row, e.biased) for row, e in present], [e.biases for _, e in present])
-    scores[rows, tokens] += biases
-
-
-def _penalize(scores: Tensor, present: Present, params: Sequence[SamplingParams]) -> None:
-    places = [(row, edit.seen) for row, edit in present]
-    repeated = [np.full(len(e.seen), params[row].repetition_penalty) for row, e in present]
-    lowered = [
-        e.counts * params[row].frequency_penalty + (e.counts > 0) * params[row].presence_penalty for row, e in present
-    ]
-    rows, tokens, factors, offsets = _flat(scores, places, repeated, lowered)
-    before = scores[rows, tokens]
-    scores[rows, tokens] = torch.where(before > 0, before / factors, before * factors) - offsets
-
-
-def _flat(
-    scores: Tensor, places: Sequence[tuple[int, NDArray[np.int64]]], *columns: Sequence[NDArray[Any]]
-) -> tuple[Tensor, ...]:
-    tokens = np.concatenate([ids for _, ids in places])
-    rows = np.repeat([row for row, _ in places], [len(ids) for _, ids in places])
-    inside = tokens < scores.shape[1]
-    flat = (rows, tokens, *(np.concatenate(column) for column in columns))
-    return tuple(torch.from_numpy(values[inside]).to(scores.device) for values in flat)
+    rules, table = rules.map(lambda x: x.to(logits.device)), SampleColumns.table(sampling).to(logits.device)
+    return rules.applied(logits, table)
 
 
 # -- filters and noise
@@ -290,8 +239,8 @@ class SampleColumns:
         return cls(temperatures, floors, top_p, top_k[:, None], seeds, positions, greedy, filters)
 
 
-#: Of `SampleColumns.table`; the first of the three penalties: of repetition, presence and frequency, float64.
-COLUMNS, PENALTIES = 10, 3
+#: Of `SampleColumns.table`, of which three, from `PENALTIES` on, are of repetition, presence and frequency.
+COLUMNS = 10
 _FIRST = np.zeros(1, np.int64)
 #: Of rows that pad a forward: nothing is cheaper to draw.
 GREEDY_SAMPLE = Sampling(None, [SamplingParams(temperature=0.0)], [0], _FIRST, _FIRST)

@@ -65,7 +65,7 @@ def test_masks_and_rules_name_the_targets_ids() -> None:
     params, none = SamplingParams(temperature=0.0), np.zeros(0, np.int64)
     outcome, _ = drawn(50, sampling(params, masks=masks))
     assert outcome.tokens[0, :2].tolist() == [second, third]
-    without = LogitEdits(None, none, np.zeros(0), none, none, excluded=np.array([best, second]))
+    without = LogitEdits(None, none, np.zeros(0), None, (), excluded=np.array([best, second]))
     outcome, _ = drawn(50, sampling(params, edits=[without, None]))
     assert outcome.tokens[0, 0] == third
 

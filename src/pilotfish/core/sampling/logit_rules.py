@@ -9,6 +9,7 @@ Sparse: a few token ids a row. `model/sampling.py` applies them to tensors.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,40 +24,33 @@ _NONE: Ids = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
+class SeenTokens:
+    """Those that penalties may lower, of prompt and output."""
+
+    tokens: Ids  # [s] without repeats
+    counts: Ids  # [s] how often each occurs in the output
+    places: Mapping[int, int]  # of the tokens
+
+    @classmethod
+    def of(cls, counts: Mapping[int, int]) -> SeenTokens:
+        tokens, times = np.fromiter(counts, np.int64, len(counts)), np.fromiter(counts.values(), np.int64, len(counts))
+        return cls(tokens, times, {token: place for place, token in enumerate(counts)})
+
+    def new(self, path: Sequence[int]) -> dict[int, int]:
+        """How often tokens that are not among these are along `path`."""
+        return Counter(token for token in path if token not in self.places)
+
+
+@dataclass(frozen=True)
 class LogitEdits:
     """Edits of one row, in this order."""
 
     allowed: Ids | None  # all other tokens are excluded; None: nothing is
     biased: Ids  # [b], without repeats
     biases: NDArray[np.float64]  # [b], added
-    seen: Ids  # [s] tokens of prompt and path, without repeats
-    counts: Ids  # [s] how often each occurs in the output and along the path
+    seen: SeenTokens | None  # the same object for all rows of a history; None: nothing is penalized
+    path: Sequence[int]  # after it; its tokens are seen too
     excluded: Ids  # may repeat
-
-
-@dataclass(frozen=True)
-class _Seen:
-    tokens: Ids
-    counts: Ids
-    places: Mapping[int, int]  # of the tokens
-
-    @classmethod
-    def of(cls, counts: Mapping[int, int]) -> _Seen:
-        tokens, times = _int_arrays(counts)
-        return cls(tokens, times, {token: place for place, token in enumerate(counts)})
-
-    def with_path(self, path: Sequence[int]) -> tuple[Ids, Ids]:
-        if not path:
-            return self.tokens, self.counts
-        counts, new = self.counts.copy(), dict[int, int]()
-        for token in path:
-            place = self.places.get(token)
-            if place is None:
-                new[token] = new.get(token, 0) + 1
-            else:
-                counts[place] += 1
-        tokens, times = _int_arrays(new)
-        return np.concatenate((self.tokens, tokens)), np.concatenate((counts, times))
 
 
 class LogitRules:
@@ -78,7 +72,7 @@ class LogitRules:
         single = [s[0] for s in bad_sequences if len(s) == 1]
         self._bad = np.array([*params.bad_token_ids, *single], np.int64)
         self._counts: dict[int, int] | None = dict.fromkeys(prompt, 0) if _penalizes(params) else None
-        self._seen: _Seen | None = None  # of those counts, until they change
+        self._seen: SeenTokens | None = None  # of those counts, until they change
 
     @classmethod
     def of(
@@ -102,15 +96,9 @@ class LogitRules:
 
     def edits(self, path: Sequence[int]) -> LogitEdits:
         """For the row that follows the history and then `path`."""
-        seen, counts = self._penalized(path)
-        return LogitEdits(self._allowed, self._biased, self._biases, seen, counts, self._excluded(path))
-
-    def _penalized(self, path: Sequence[int]) -> tuple[Ids, Ids]:
-        if self._counts is None:
-            return _NONE, _NONE
-        if self._seen is None:
-            self._seen = _Seen.of(self._counts)
-        return self._seen.with_path(path)
+        if self._counts is not None and self._seen is None:
+            self._seen = SeenTokens.of(self._counts)
+        return LogitEdits(self._allowed, self._biased, self._biases, self._seen, path, self._excluded(path))
 
     def _excluded(self, path: Sequence[int]) -> Ids:
         stops = self._stop_ids if len(self._history) + len(path) < self._last_forced else _NONE
@@ -126,10 +114,6 @@ class LogitRules:
 
 def _penalizes(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-
-
-def _int_arrays(counts: Mapping[int, int]) -> tuple[Ids, Ids]:
-    return np.fromiter(counts, np.int64, len(counts)), np.fromiter(counts.values(), np.int64, len(counts))
 
 
 def check_token_ids(

@@ -7,9 +7,10 @@ from torch import Tensor
 from pilotfish.core.trees.tree import NO_TOKEN
 from pilotfish.model.cuda.triton_kernels import drawing
 from pilotfish.model.cuda.triton_kernels.drawing import best_of_all, best_of_block, narrow_border, tops_of_blocks
-from pilotfish.model.cuda.triton_kernels.rules import add_to_tokens, lower_seen, mask_rows
-from pilotfish.model.draws import SIZES, Draws
-from pilotfish.model.sampling import NOISE_SCALE, PENALTIES, SampleColumns
+from pilotfish.model.cuda.triton_kernels.rules import add_to_tokens, lower_fresh, lower_seen, mask_rows
+from pilotfish.model.draws import Draws
+from pilotfish.model.rules import PENALTIES, SIZES, Rules
+from pilotfish.model.sampling import NOISE_SCALE, SampleColumns
 
 BLOCK = 2048  # columns of a program
 EDITS = SIZES[0]  # of a program
@@ -61,23 +62,27 @@ def drawn_at_once(logits: Tensor, draws: Draws, ids: Tensor | None = None) -> Te
 
 
 def edited(logits: Tensor, draws: Draws) -> Tensor:
-    """[samples, vocab], as `sampling.masked` and `sampling.edited` make it; float64 where rules take part."""
-    (_, vocab), samples = logits.shape, draws.samples
-    if draws.rows is None and draws.bits is None and not draws.edits:
+    """[samples, vocab], as `Rules.applied` makes it; float64 where scores change."""
+    (_, vocab), samples, rules = logits.shape, draws.samples, draws.rules or Rules()
+    if draws.rows is None and not rules.tensors():
         return logits
-    scores = logits.new_empty(samples, vocab, dtype=torch.float64 if draws.edits else logits.dtype)
-    words = 0 if draws.bits is None else draws.bits.shape[1]
+    scores = logits.new_empty(samples, vocab, dtype=torch.float64 if rules.edits else logits.dtype)
+    words = 0 if rules.bits is None else rules.bits.shape[1]
     mask_rows[samples, triton.cdiv(vocab, BLOCK)](
-        logits, scores, draws.rows, draws.bits, logits.stride(0), vocab, words, BLOCK, num_warps=8
+        logits, scores, draws.rows, rules.bits, logits.stride(0), vocab, words, BLOCK, num_warps=8
     )
-    if draws.added is not None:
-        add_to_tokens[(draws.added.shape[1] // EDITS,)](scores, draws.added, draws.added.shape[1], EDITS, num_warps=1)
-    if draws.seen is not None:
-        count = draws.seen.shape[1]
-        lower_seen[(count // EDITS,)](
-            scores, draws.seen, draws.table[PENALTIES:], count, vocab, samples, EDITS, num_warps=1,
-            enable_fp_fusion=False,  # as `sampling.edited` rounds
-        )  # fmt: skip
+    if rules.added is not None:
+        count = rules.added.shape[1]
+        add_to_tokens[(count // EDITS,)](scores, rules.added, count, EDITS, num_warps=1)
+    penalties, exact = draws.table[PENALTIES:], {"num_warps": 1, "enable_fp_fusion": False}  # as the reference rounds
+    if rules.seen is not None and rules.spans is not None and rules.paths is not None:
+        count, depth = rules.seen.shape[1], rules.paths.shape[1]
+        lower_seen[samples, rules.longest // EDITS](
+            scores, rules.seen, rules.spans, rules.paths, penalties, count, vocab, samples, depth, EDITS, **exact
+        )
+    if rules.fresh is not None:
+        count = rules.fresh.shape[1]
+        lower_fresh[(count // EDITS,)](scores, rules.fresh, penalties, count, vocab, samples, EDITS, **exact)
     return scores
 
 

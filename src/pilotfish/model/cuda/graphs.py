@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pilotfish.model.batch import Batch, Forwarded
 from pilotfish.model.draws import Draws
+from pilotfish.model.rules import Rules
 
 #: Runs and records a call; returns a function that replays it.
 Record = Callable[[Callable[[], None]], Callable[[], None]]
@@ -78,7 +79,7 @@ class RecordedForward:
 @dataclass(frozen=True)
 class RecordedDraw:
     pinned: Draws
-    bits: Tensor  # as in `Draws`, of draws that are masked
+    bits: Tensor  # as in `Rules`, of draws that are masked
     drawn: Tensor
     replay: Callable[[], None]
 
@@ -155,7 +156,8 @@ class GraphCache:
         pinned, read = self._draw_mirror.pinned(draws), self._draw_mirror.read(draws)
         self._draw_mirror.fill(pinned, draws)
         bits = torch.full((draws.samples, -(-logits.shape[1] // 32)), -1, dtype=torch.int32, device=self._device)
-        read = replace(read, bits=bits) if draws.masked else read
+        if draws.masked:
+            read = replace(read, rules=replace(read.rules or Rules(), bits=bits))
         drawn = self._draw(logits, read)
 
         def run() -> None:

@@ -39,24 +39,56 @@ def add_to_tokens(
     tl.atomic_add(scores + place, number, mask=place >= 0)
 
 
-@triton.jit(do_not_specialize=["count", "columns", "samples"], do_not_specialize_on_alignment=["seen", "penalties"])
+@triton.jit(
+    do_not_specialize=["count", "columns", "samples", "depth"],
+    do_not_specialize_on_alignment=["seen", "spans", "paths", "penalties"],
+)
 def lower_seen(
     scores,  # float64 [samples, columns]
-    seen,  # int64 [2, count]: places in `scores`, each once, or -1; how often their tokens were given
-    penalties,  # float64's bits [3, samples]: of repetition, presence and frequency
+    seen,  # int64, as all below: [2, count], tokens and how often each was given
+    spans,  # [2, samples]: where a sample's tokens begin and end
+    paths,  # [samples, depth]: tokens that were given once more, or -1
+    penalties,  # [3, samples]: of repetition, presence and frequency, the bits of float64
+    count,
+    columns,
+    samples,
+    depth,
+    block: tl.constexpr,
+):
+    sample = tl.program_id(0).to(tl.int64)
+    at = tl.load(spans + sample) + tl.program_id(1) * block + tl.arange(0, block)
+    real = at < tl.load(spans + samples + sample)
+    token = tl.load(seen + at, mask=real, other=0)
+    times = tl.load(seen + count + at, mask=real, other=0)
+    for i in range(depth):
+        times += (token == tl.load(paths + sample * depth + i)).to(tl.int64)
+    _lower(scores, sample * columns + token, times, real & (token < columns), sample + token * 0, penalties, samples)
+
+
+@triton.jit(do_not_specialize=["count", "columns", "samples"], do_not_specialize_on_alignment=["fresh", "penalties"])
+def lower_fresh(
+    scores,
+    fresh,  # int64 [2, count]: places in `scores`, each once, or -1; how often their tokens were given
+    penalties,
     count,
     columns,
     samples,
     block: tl.constexpr,
 ):
     at = tl.program_id(0) * block + tl.arange(0, block)
-    place, times = tl.load(seen + at), tl.load(seen + count + at).to(tl.float64)
+    place = tl.load(fresh + at)
     real = place >= 0
     sample = tl.where(real, place // columns, 0)
+    _lower(scores, place, tl.load(fresh + count + at), real, sample, penalties, samples)
+
+
+@triton.jit
+def _lower(scores, place, times, real, sample, penalties, samples):
+    """As `Rules.applied`; nothing is fused."""
     repetition = tl.load(penalties + sample).to(tl.float64, bitcast=True)
     presence = tl.load(penalties + samples + sample).to(tl.float64, bitcast=True)
     frequency = tl.load(penalties + 2 * samples + sample).to(tl.float64, bitcast=True)
     score = tl.load(scores + place, mask=real, other=0.0)
     score = tl.where(score > 0, score / repetition, score * repetition)
-    score -= times * frequency + tl.where(times > 0, presence, 0.0)
+    score -= times.to(tl.float64) * frequency + tl.where(times > 0, presence, 0.0)
     tl.store(scores + place, score, mask=real)
