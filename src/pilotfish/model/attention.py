@@ -12,10 +12,11 @@ from transformers import AttentionInterface
 
 from pilotfish.core.scheduling.executor import LayerProgress
 from pilotfish.model.kv_planes import KVPool, LayerKV
+from pilotfish.model.tables import Tables
 
 
 @dataclass(frozen=True)
-class AttentionMetadata:
+class AttentionMetadata(Tables):
     """Slots that rows write their KV to, and slots that they attend to. All int32, on the model's device.
 
     A row attends to positions 0 to its own: those below `row_prefixes` lie in its sequence's prefix, the others in its
@@ -29,10 +30,6 @@ class AttentionMetadata:
     path_slots: Tensor  # [rows, longest path]
     prefix_slots: Tensor  # [tokens of all prefixes, or more], one prefix after another
     longest: int = field(kw_only=True)  # tokens of the longest prefix, or more
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        *tensors, _ = vars(self).values()
-        return tuple(tensors)
 
     def rows(self, part: slice | list[int]) -> AttentionMetadata:
         *of_rows, prefix_slots = self.tensors()

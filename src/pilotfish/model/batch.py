@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,18 +15,21 @@ from pilotfish.core.scheduling.executor import Sampling, SequenceRows
 from pilotfish.model.attention import AttentionMetadata
 from pilotfish.model.draws import Draws
 from pilotfish.model.rules import allowed_bits
+from pilotfish.model.tables import Tables
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(Tables):
+    """Its last tensor is the one without a padded size: `metadata.prefix_slots`."""
+
+    draws: Draws | None = field(default=None, kw_only=True)  # None: nothing is drawn, or later
+    before: Tensor | None = field(default=None, kw_only=True)  # int32 [rows], of heads: slots of states to go on from
+    features: Tensor | None = field(default=None, kw_only=True)  # float32 [rows, width], of heads: NaN for a state
     input_ids: Tensor  # int64 [rows]
     keep: Tensor  # int64 [kept rows], padded like rows
     num_kept: int
     metadata: AttentionMetadata
     last: bool = True  # of those that hold the rows of one forward
-    draws: Draws | None = None  # None: nothing is drawn, or later
-    before: Tensor | None = None  # int32 [rows], of heads: slots of the states that rows go on from
-    features: Tensor | None = None  # float32 [rows, width], of heads: NaN where a row goes on from a state
     follows: Tensor | None = None  # as `Forwarded.drawn` of the forward before: `input_ids` -1 - i is its token i
 
     @classmethod
@@ -81,24 +84,10 @@ class Batch:
         whole = torch.tensor(kept + padding, dtype=torch.int64)
         return cls(ids, whole, len(kept), metadata, last=cut.stop >= len(rows[0]))
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        drawn = () if self.draws is None else self.draws.tensors()
-        of_heads = [x for x in (self.before, self.features) if x is not None]
-        return (*drawn, *of_heads, self.input_ids, self.keep, *self.metadata.tensors())
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        each = map(change, self.tensors())
-        draws = None if self.draws is None else self.draws.map(lambda _: next(each))
-        before, features = (None if x is None else next(each) for x in (self.before, self.features))
-        input_ids, keep, *indices = each
-        metadata = AttentionMetadata(*indices, longest=self.metadata.longest)
-        return Batch(input_ids, keep, self.num_kept, metadata, self.last, draws, before, features, self.follows)
-
-    def take_tokens(self, given: Batch) -> None:
-        """Those of the forward before, in place. `given` is this batch as it was given, maybe elsewhere."""
-        if given.follows is not None:
-            ids, drawn = self.input_ids, given.follows[:, 0].clamp(min=0)  # after a row that is not finite, none
-            ids.copy_(torch.where(ids < 0, drawn.index_select(0, (-1 - ids).clamp(min=0)), ids))
+    def take_tokens(self, drawn: Tensor) -> None:
+        """Those of the forward before, in place; any after a row that is not finite."""
+        ids, tokens = self.input_ids, drawn[:, 0].clamp(min=0)
+        ids.copy_(torch.where(ids < 0, tokens.index_select(0, (-1 - ids).clamp(min=0)), ids))
 
 
 @dataclass(frozen=True)

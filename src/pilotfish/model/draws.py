@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from pilotfish.core.scheduling.executor import Sampling
-from pilotfish.model.rules import SIZES, Rules, Tables
+from pilotfish.model.rules import SIZES, Rules
 from pilotfish.model.sampling import GREEDY_SAMPLE, Filters, SampleColumns
+from pilotfish.model.tables import Tables
 
 #: Tokens of histories that penalties lower, at most.
 MOST_SEEN = 1 << 20

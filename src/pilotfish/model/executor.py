@@ -70,7 +70,6 @@ class TorchExecutor:
         self.progress = LayerProgress(len(self.kv))
         self._counts = not self.overlaps
         self.buckets = model.kernels.buckets()
-        self._given = vocab_size
         self._drawable = min(config.vocab_size, vocab_size or config.vocab_size)
         self._left: Tensor | None = None  # what the last forward has drawn, on its device
         self._collected = 0.0  # when the last outcome was
@@ -99,47 +98,41 @@ class TorchExecutor:
 
     def launch(self, rows: Sequence[SequenceRows], sampling: Sampling) -> "LaunchedForward":
         with self._settled():
-            return self._launched(rows, sampling)
-
-    def _launched(self, rows: Sequence[SequenceRows], sampling: Sampling) -> "LaunchedForward":
-        began = time.perf_counter()
-        batches = self._drawing(self.prepare(rows), sampling)
-        prepared = time.perf_counter()
-        if sampling.masks is not None:
-            sampling.masks.begin()
-        num_rows = sum(sequence.num_rows for sequence in rows)
-        if self.pacer is not None:
-            self.progress.hold(prepared, self.pacer.pace.seconds(num_rows))
-        moment = self.model.kernels.moment
-        start, forwarded, end = moment(), self.run(batches), moment()
-        self._left = forwarded.drawn
-        told = None if forwarded.drawn is None else forwarded.drawn.to("cpu", non_blocking=True)
-        return LaunchedForward(self, sampling, num_rows, forwarded, told, began, prepared, (start, end, moment()))
+            began = time.perf_counter()
+            batches = self._drawing(self.prepare(rows), sampling)
+            prepared = time.perf_counter()
+            if sampling.masks is not None:
+                sampling.masks.begin()
+            num_rows = sum(sequence.num_rows for sequence in rows)
+            if self.pacer is not None:
+                self.progress.hold(prepared, self.pacer.pace.seconds(num_rows))
+            moment = self.model.kernels.moment
+            start, forwarded, end = moment(), self.run(batches), moment()
+            self._left = forwarded.drawn
+            told = None if forwarded.drawn is None else forwarded.drawn.to("cpu", non_blocking=True)
+            return LaunchedForward(self, sampling, num_rows, forwarded, told, began, prepared, (start, end, moment()))
 
     def collected(self, launched: "LaunchedForward") -> Outcome:
         with self._settled():
-            return self._collect(launched)
-
-    def _collect(self, launched: "LaunchedForward") -> Outcome:
-        kernels, (start, end, told_at) = self.model.kernels, launched.moments
-        if self.overlaps:
-            self.meanwhile()
-        told, sampling, forwarded = launched.told, launched.sampling, launched.forwarded
-        if told is None:
-            told = forwarded.told(sampling, self._drawable)
-        else:
-            kernels.wait(told_at)
-        found = None if told is None else Drawn.read(told, sampling)
-        if found is None or found.broken:
-            found = drawn(forwarded.logits, sampling, self._given)
-        since = max(launched.prepared, self._collected)  # it waited for the forward before
-        sampled = max(time.perf_counter() - since - kernels.seconds(end, start), 0.0)
-        if self.pacer is not None:
-            self.pacer.hold(launched.prepared, launched.num_rows)
-        self._collected = time.perf_counter()
-        model = self._collected - since - sampled  # the forward is what is paced, as far as the times tell
-        logprobs = partial(token_logprobs, forwarded.logits)
-        return Outcome(*found, logprobs, ForwardSeconds(launched.prepared - launched.began, model, sampled))
+            kernels, (start, end, told_at) = self.model.kernels, launched.moments
+            if self.overlaps:
+                self.meanwhile()
+            told, sampling, forwarded = launched.told, launched.sampling, launched.forwarded
+            if told is None:
+                told = forwarded.told(sampling, self._drawable)
+            else:
+                kernels.wait(told_at)
+            found = None if told is None else Drawn.read(told, sampling)
+            if found is None or found.broken:
+                found = drawn(forwarded.logits, sampling, self._drawable)
+            since = max(launched.prepared, self._collected)  # it waited for the forward before
+            sampled = max(time.perf_counter() - since - kernels.seconds(end, start), 0.0)
+            if self.pacer is not None:
+                self.pacer.hold(launched.prepared, launched.num_rows)
+            self._collected = time.perf_counter()
+            model = self._collected - since - sampled  # the forward is what is paced, as far as the times tell
+            logprobs = partial(token_logprobs, forwarded.logits)
+            return Outcome(*found, logprobs, ForwardSeconds(launched.prepared - launched.began, model, sampled))
 
     @contextmanager
     def _settled(self) -> Iterator[None]:

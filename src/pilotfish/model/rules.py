@@ -4,9 +4,9 @@ changes, so that only a token's bias and penalties have an order."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,31 +16,12 @@ from torch import Tensor
 from pilotfish.core.sampling.logit_rules import LogitEdits
 from pilotfish.core.scheduling.executor import Sampling, TokenMasks
 from pilotfish.core.trees.tree import Ints
+from pilotfish.model.tables import Tables
 
 SIZES = tuple(1 << exponent for exponent in range(4, 31, 2))
 #: The first row of penalties in `SampleColumns.table`.
 PENALTIES = 3
 Edits = Sequence[tuple[int, LogitEdits]]
-
-
-class Tables:
-    """A dataclass of tensors, of which some may be missing, of other such ones, and of plain values."""
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        inner = (x.tensors() if isinstance(x, Tables) else (x,) for x in vars(self).values())
-        return tuple(x for each in inner for x in each if torch.is_tensor(x))
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """In the order of `tensors`."""
-        given = {name: x for name, x in vars(self).items() if isinstance(x, Tables | Tensor)}
-        changed = {name: x.map(change) if isinstance(x, Tables) else change(x) for name, x in given.items()}
-        return replace(self, **changed)  # type: ignore[type-var]
-
-    @property
-    def kind(self) -> object:
-        """What a recording depends on besides the sizes of `tensors`."""
-        plain = (x.kind if isinstance(x, Tables) else x for x in vars(self).values())
-        return tuple(torch.is_tensor(x) or x for x in plain)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pilotfish.core.cache.prefix_cache import PrefixCache
-from pilotfish.core.cache.slots import GONE, SlotPool, Slots
+from pilotfish.core.cache.slots import GONE, SlotPool
 from pilotfish.core.drafting.draft_sessions import DraftModel, DraftSession, LevelPart, SessionKey, SessionTable
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits
 from pilotfish.core.drafting.messages import Open
@@ -132,7 +132,9 @@ class LMDrafter(Drafter):
         logs = [session.features for session in sessions if session.features is not None]
         if self._source is None or not logs:
             return
-        slots = [_next_slots(session, requests[session.key.number]) for session in sessions]
+        pairs = zip(sessions, logs, strict=True)
+        each = [(log.reach, len(one.slots) + CHUNK, requests[one.key.number]) for one, log in pairs]
+        slots = [request.slots[first : min(end, request.num_computed)] for first, end, request in each]
         every = np.concatenate(slots)
         rows = np.full((len(every), self.feature_width), np.nan, np.float32)
         rows[every != GONE] = self._source.features(every[every != GONE])
@@ -163,11 +165,6 @@ class LMDrafter(Drafter):
             return LevelPart.of_pending(session, session.num_missing)
         tree = session.tree
         return LevelPart(session, 0, [leaf for leaf in tree.leaves(self.width) if tree.score(leaf) > floor])
-
-
-def _next_slots(session: DraftSession, request: Request) -> Slots:
-    first = 0 if session.features is None else session.features.reach
-    return request.slots[first : min(len(session.slots) + CHUNK, request.num_computed)]
 
 
 def _key(request: Request) -> SessionKey:

@@ -111,7 +111,8 @@ class PrefillWorker:
             if order is None:
                 return
             self._orders[self._next] = order
-            self.scheduler.add(_request(self._next, order))
+            asked = (self._next, order.tokens, ONE_TOKEN, 0, frozenset[int]())
+            self.scheduler.add(Request(*asked, room=1, cache_salt=order.salt, max_nodes=0))
             self._next += 1
 
     def _wanted_rows(self) -> int:
@@ -195,10 +196,6 @@ class PrefillWorker:
         """EngineError unless every slot is free, or in the cache, or known to be in use."""
         owned = [slot for request in self.scheduler.running for slot in request.held.tolist()]
         self.scheduler.pool.check([*owned, *self._held.slots], self.scheduler.cache.slots)
-
-
-def _request(number: int, order: TakenOrder) -> Request:
-    return Request(number, order.tokens, ONE_TOKEN, 0, frozenset(), room=1, cache_salt=order.salt, max_nodes=0)
 
 
 class HeldSlots:

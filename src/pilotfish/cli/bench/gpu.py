@@ -233,15 +233,12 @@ def attention(
     for context in CONTEXTS:
         token = 2 * kv_heads * head_dim * dtype.itemsize
         copies = min(CALLS, 1 + (256 << 20) // (token * context))
-        pools = [_kv(context + max(ROWS) + 1, kv_heads, head_dim, dtype, device) for _ in range(copies)]
+        plane = partial(torch.randn, context + max(ROWS) + 1, kv_heads, head_dim, dtype=dtype, device=device)
+        pools = [LayerKV(plane(), plane()) for _ in range(copies)]
         for rows in ROWS:
             calls = in_turn(attending(shape, context, rows, dtype, device), pools, CALLS)
             spent = microseconds(calls, CALLS, device, repeats)
             yield {"context": context, "rows": rows, "floor_us": context * token / (gb_per_s * 1e3), "us": spent}
-
-
-def _kv(slots: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> LayerKV:
-    return LayerKV(*(torch.randn(slots, heads, head_dim, dtype=dtype, device=device) for _ in range(2)))
 
 
 def attending(

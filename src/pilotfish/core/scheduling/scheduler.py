@@ -11,17 +11,8 @@ from pilotfish.core.cache.tiers import DEVICE, KVLoad, Tiers, save_all, save_col
 from pilotfish.core.prefilling.handover import Prefills
 from pilotfish.core.scheduling.loads import Loads
 from pilotfish.core.scheduling.request import FinishReason, Request, WaitingRequests
-from pilotfish.core.scheduling.step import (
-    PLAIN_COSTS,
-    Chunk,
-    FollowingStep,
-    RequestCommit,
-    RowBudget,
-    RowCosts,
-    Step,
-    StepPlan,
-)
-from pilotfish.core.trees.tree import NO_VERDICT, Forest, Guesses, Ints, Verdict, best, walk
+from pilotfish.core.scheduling.step import PLAIN_COSTS, Chunk, RequestCommit, RowBudget, RowCosts, Step, StepPlan
+from pilotfish.core.trees.tree import NO_VERDICT, Forest, Ints, Verdict, best, walk
 from pilotfish.errors import EngineError, PromptError
 
 #: Tokens that a request may grow, with everyone else standing still, before it can be short of slots: a step's
@@ -263,7 +254,7 @@ class Scheduler:
         slots = self._allocate(chunks)
         return Step(list(chunks), samples, scored, slots, forest, self.cache.allocate(len(forest)))
 
-    def follow(self, step: Step) -> FollowingStep | None:
+    def follow(self, step: Step) -> Step | None:
         """The step after a step of no trees that is not committed yet: a row of each request that it cannot end by its
         length. None where more hangs on its tokens than their own rows: masks, rules, who runs, whose slots."""
         live = [place for place, chunk in enumerate(step.chunks) if chunk.request.finish_reason is None]
@@ -272,10 +263,7 @@ class Scheduler:
         slots_change = self.pool.window or len(going) > self._unclaimed() or self._next_fits()
         if slots_change or not (going and alone and step.plain):
             return None
-        slots, each = self._allocate(chunks), ([True] * len(going), [range(0)] * len(going))
-        held = [(step.chunks[place].request.held, step.slots[place]) for place in going]
-        prefixes = [np.concatenate((*before, own)) for before, own in zip(held, slots, strict=True)]
-        return FollowingStep(chunks, *each, slots, Forest.of([Guesses() for _ in going]), NO_SLOTS, going, prefixes)
+        return step.following(chunks, going, self._allocate(chunks))
 
     def _allocate(self, chunks: Sequence[Chunk]) -> list[Slots]:
         slots, used = self.cache.allocate(sum(chunk.count for chunk in chunks)), 0

@@ -10,12 +10,12 @@ from itertools import pairwise
 import numpy as np
 from msgspec import Struct, structs
 
-from pilotfish.core.cache.slots import Slots
+from pilotfish.core.cache.slots import NO_SLOTS, Slots
 from pilotfish.core.sampling.constraint import MaskedPaths, MaskMaker
 from pilotfish.core.sampling.logit_rules import LogitEdits
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, Sampling, SequenceRows, TokenLogprobs, TokenMasks
 from pilotfish.core.scheduling.request import Request
-from pilotfish.core.trees.tree import ROOT, Forest, Ints
+from pilotfish.core.trees.tree import ROOT, Forest, Guesses, Ints
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,14 @@ class Step:
         """Whether each chunk gets one token, which nothing but its parameters, seed and position draws."""
         free = all(r.grammar is None and r.rules is None and r.params.logprobs is None for r in self.requests)
         return free and all(self.samples) and self._all_sample and not len(self.forest)
+
+    def following(self, chunks: list[Chunk], places: list[int], slots: list[Slots]) -> "Step":
+        """A token more of each chunk at `places`, in `slots`, before it is known what this step gives."""
+        before = [(self.chunks[place].request.held, self.slots[place]) for place in places]
+        prefixes = [np.concatenate((*held, own)) for held, own in zip(before, slots, strict=True)]
+        no_trees = Forest.of([Guesses() for _ in chunks])
+        each = [True] * len(chunks), [range(0)] * len(chunks), slots, no_trees, NO_SLOTS
+        return FollowingStep(chunks, *each, places, prefixes)
 
     def rows(self) -> list[SequenceRows]:
         nodes, spans = NodeRows.of(self.forest.nodes, self.node_slots), pairwise(self.forest.starts.tolist())
@@ -195,8 +203,6 @@ class Step:
 
 @dataclass(frozen=True)
 class FollowingStep(Step):
-    """A token more of each chunk, before it is known what the step before gives."""
-
     places: list[int]  # [chunks], in the step before
     prefixes: list[Slots]  # [chunks], its own row's included
 

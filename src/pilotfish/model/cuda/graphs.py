@@ -110,29 +110,33 @@ class GraphCache:
 
     def __call__(self, batch: Batch) -> Forwarded:
         later = batch.draws if batch.draws is not None and not batch.draws.plain else None
-        outputs = self._replayed(batch if later is None else replace(batch, draws=None))
+        draws = batch.draws if later is None else None
+        outputs = self._replayed(replace(batch, draws=draws, follows=None), batch.follows)
         given = [output.clone() for output in outputs]
         if later is None:
             return Forwarded(given[0], given[1] if len(given) > 1 else None)
         draw = self._drawing(outputs[0], later)
         return Forwarded(given[0], later=draw) if later.masked else Forwarded(given[0], draw())
 
-    def _replayed(self, batch: Batch) -> list[Tensor]:
+    def _replayed(self, batch: Batch, follows: Tensor | None) -> list[Tensor]:
         if (size := sum(_sizes(batch))) > self._mirror.size:
             self._forwards.clear()  # they read the old one
             self._mirror = Mirror(1 << size.bit_length(), self._device)
         draws = None if batch.draws is None else batch.draws.kind
         key = (batch.metadata.longest, batch.last, draws, *(tensor.shape for tensor in batch.tensors()[:-1]))
-        graph = _kept(self._forwards, key, partial(self._recorded, batch))
-        self._mirror.fill(graph.pinned, batch)
-        graph.read.take_tokens(batch)
+        graph = _kept(self._forwards, key, partial(self._recorded, batch, follows))
+        self._fill(graph.pinned, graph.read, batch, follows)
         graph.replay()
         return graph.outputs
 
-    def _recorded(self, batch: Batch) -> RecordedForward:
-        pinned, read = (place(replace(batch, follows=None)) for place in (self._mirror.pinned, self._mirror.read))
+    def _fill(self, pinned: Batch, read: Batch, batch: Batch, follows: Tensor | None) -> None:
         self._mirror.fill(pinned, batch)
-        read.take_tokens(batch)
+        if follows is not None:
+            read.take_tokens(follows)
+
+    def _recorded(self, batch: Batch, follows: Tensor | None) -> RecordedForward:
+        pinned, read = self._mirror.pinned(batch), self._mirror.read(batch)
+        self._fill(pinned, read, batch, follows)
         first = self._forward(read).tensors()  # compiles kernels and sets libraries up, which cannot be recorded
         outputs = [self._outputs.setdefault((each.shape, each.dtype), torch.empty_like(each)) for each in first]
 

@@ -98,9 +98,8 @@ class HeadExecutor(ABC):
     def draws(self, sampling: Sampling, padded: int) -> Draws | None:
         """What a recording of `padded` kept rows draws."""
         draws = Draws.of(sampling, padded, self.vocab.size)
-        if draws is None or self.vocab.ids is None:
-            return draws
-        return draws if draws.plain and draws.children else None  # masks and rules name the target's tokens
+        of_target = draws is None or self.vocab.ids is None or (draws.plain and draws.children)
+        return draws if of_target else None  # masks and rules name the target's tokens
 
     @abstractmethod
     def run(self, rows: Sequence[SequenceRows], sampling: Sampling) -> HeadLogits:

@@ -11,6 +11,7 @@ other, whatever comes first, unless the head is causal.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, cast
 
 import numpy as np
@@ -23,7 +24,6 @@ from pilotfish.core.cache.slots import NO_SLOTS, Slots
 from pilotfish.core.scheduling.executor import Sampling, SequenceRows
 from pilotfish.model.attention import NO_ROWS, AttentionMetadata
 from pilotfish.model.batch import EXACT, POWERS, Batch, Forwarded, bucket
-from pilotfish.model.draws import Draws
 from pilotfish.model.heads.executor import DraftVocab, HeadExecutor, HeadLogits, HeadSetup, filled
 from pilotfish.model.heads.parts import Angles, HeadLayer, Parts, RotatedRows, kv_shape, normed
 from pilotfish.model.heads.roots import ROOTS, KeptRow, RootSlots, kept_rows
@@ -223,6 +223,7 @@ class BlockExecutor(HeadExecutor):
         self._slots = RootSlots(self._compute, self._logits, self.padded, head.block, head.first)
         self._head, self._kernels = SlotHead(head, parts, vocab.words), parts.kernels
         self._level: Forward | None = None
+        self._draw = partial(parts.kernels.draw, ids=vocab.ids)
         if parts.kernels.records:
             self._entering = zeros((MOST_NODES, head.decoder.hidden), setup.dtype, setup.device)
             self._level = parts.kernels.recorded(self._below, self._draw)
@@ -255,9 +256,6 @@ class BlockExecutor(HeadExecutor):
             k = batch.draws.children
             drawn[:, k : 2 * k].view(torch.float64).add_(confidences[:, None])
         return Forwarded(logits.values, drawn)
-
-    def _draw(self, logits: Tensor, draws: Draws) -> Tensor:
-        return self._kernels.draw(logits, draws, self.vocab.ids)
 
     def _add_context(self, rows: Sequence[SequenceRows]) -> None:
         slots = np.concatenate([s.prefix_slots[s.start :] for s in rows]).astype(np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, cast
 
 import numpy as np
@@ -15,7 +16,6 @@ from pilotfish.core.features.features import Features
 from pilotfish.core.scheduling.executor import Sampling, SequenceRows
 from pilotfish.model.attention import AttentionMetadata
 from pilotfish.model.batch import Batch, Forwarded
-from pilotfish.model.draws import Draws
 from pilotfish.model.heads.executor import DraftVocab, HeadExecutor, HeadLogits, HeadSetup, filled
 from pilotfish.model.heads.parts import Angles, HeadLayer, Parts, RotatedRows, kv_shape, normed
 from pilotfish.model.heads.spec import DecoderHead, HeadFiles, HeadSpec, Shapes
@@ -159,6 +159,7 @@ class RecurrentExecutor(HeadExecutor):
         self.kv = self.rows.kv
         self.states = zeros((setup.num_slots + 1, decoder.hidden), setup.dtype, setup.device)
         self._level: Forward = self._computed
+        self._draw = partial(self.rows.kernels.draw, ids=self.vocab.ids)
         if self.rows.kernels.records:
             self.rows.module.angles.reach(min(decoder.context, setup.num_slots))  # a graph reads them where they are
             self.rows.has_angles, self._level = True, self.rows.kernels.recorded(self._computed, self._draw)
@@ -186,9 +187,6 @@ class RecurrentExecutor(HeadExecutor):
         if batch.draws is None or batch.draws.masked:
             return Forwarded(logits)
         return Forwarded(logits, self._draw(logits, batch.draws))
-
-    def _draw(self, logits: Tensor, draws: Draws) -> Tensor:
-        return self.rows.kernels.draw(logits, draws, self.vocab.ids)
 
 
 @dataclass(frozen=True)
