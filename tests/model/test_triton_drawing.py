@@ -190,8 +190,8 @@ def test_a_recorded_forward_draws_by_itself(children: int, kind: str, llama: Pat
     each, fields, recordings = RECORDED[kind]
     for params in each:
         mixed = SamplingParams(**{**FREE, **params}), SamplingParams(temperature=1.0)
-        rules = LogitRules.of(mixed[0], [3, 11, 12], frozenset())
-        edits = () if rules is None else [*(rules.edits(path) for path in ([], [3], [3, 4])), None]
+        rules = LogitRules.of(mixed[0], [*range(3, 700, 2), 11, 12], frozenset())
+        edits = () if rules is None else [*(rules.edits(path) for path in ([], [3], [3, 4] * 9)), None]
         owners, positions = np.array([0, 0, 0, 1]), np.array([9, 10, 11, 9])
         given = Sampling(fields.get("rows"), mixed, (5, 6), owners, positions, edits, children=children)
         sampling = msgspec.structs.replace(given, masks=fields.get("masks"))

@@ -13,8 +13,9 @@ logger = logging.getLogger(__name__)
 
 
 def record_forwards(executor: TorchExecutor, max_rows: int, max_samples: int, params: SamplingParams) -> None:
-    """Those that serving replays most: prompts, and rows that all give a token, of every size; few rows, after prefixes
-    of every size. Others are recorded when they first occur. Overwrites the first slots: only while idle."""
+    """Those that serving replays most: ends of prompts, and rows that all give a token, of every size; a part of a long
+    prompt; few rows after prefixes of every size. Others are recorded when they first occur. Only while idle: it
+    overwrites the first slots."""
     began, every = time.perf_counter(), list(_sequences(executor, max_rows, max_samples))
     with PhaseProgress() as progress, progress.phase("recording forwards", len(every)) as advance:
         for sequence in every:
@@ -27,9 +28,10 @@ def record_forwards(executor: TorchExecutor, max_rows: int, max_samples: int, pa
 
 def _sequences(executor: TorchExecutor, max_rows: int, max_samples: int) -> Iterator[SequenceRows]:
     buckets, most = executor.buckets, min(executor.context, executor.num_slots)
-    for rows in (min(size, most) for size in buckets.rows if size <= executor.padded(min(max_rows, most))):
+    sizes = [min(size, most) for size in buckets.rows if size <= executor.padded(min(max_rows, most))]
+    for rows in sizes:
         all_sample = [rows] if rows <= executor.padded(min(max_samples, most)) else []
-        for kept in (0, 1, *all_sample):
+        for kept in (1, *all_sample, *([0] if rows == sizes[-1] else [])):
             slots = np.arange(rows, dtype=np.int32)
             yield SequenceRows(0, [0] * rows, slots, NO_NODES, range(rows - kept, rows))
     for reach in buckets.prefix[1:]:

@@ -11,8 +11,8 @@ from pilotfish.model.rules import SIZES, Rules
 from pilotfish.model.sampling import GREEDY_SAMPLE, Filters, SampleColumns
 from pilotfish.model.tables import Tables
 
-#: Tokens of histories that penalties lower, at most.
-MOST_SEEN = 1 << 20
+#: Entries of one of the tables of rules.
+MOST_ENTRIES = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Draws(Tables):
     @classmethod
     def of(cls, sampling: Sampling, padded: int, vocab: int) -> "Draws | None":
         """Of a forward with `padded` kept rows. None where models have other vocabularies, without samples, and where
-        more than `MOST_SEEN` tokens were seen."""
+        rules have more than `MOST_ENTRIES`."""
         if sampling.vocabularies or not len(sampling):
             return None
         rows, samples = None, padded
@@ -36,7 +36,7 @@ class Draws(Tables):
             rows = torch.from_numpy(np.pad(sampling.rows, (0, samples - len(sampling))))
         masked = sampling.masks is not None
         rules = Rules.of(sampling, samples, vocab, lists=not masked)
-        if rules is not None and rules.seen is not None and rules.seen.shape[1] > MOST_SEEN:
+        if rules is not None and max(x.shape[1] for x in rules.tensors()) > MOST_ENTRIES:
             return None
         padding = SampleColumns.table(GREEDY_SAMPLE).expand(-1, samples - len(sampling))
         table, filters = torch.cat((SampleColumns.table(sampling), padding), dim=1), Filters.of(sampling.params)

@@ -71,9 +71,7 @@ class FeatureKV:
 
     def read(self, slots: Slots) -> Features:
         if self.features.device.type != "cpu":
-            rows: Features = (
-                self.features[torch.from_numpy(slots).long().to(self.features.device)].float().cpu().numpy()
-            )
+            rows: Features = self.features[torch.from_numpy(slots).to(self.features.device)].cpu().float().numpy()
             return rows
         elements = _elements(self.features)[slots]
         if elements.dtype == np.float32:

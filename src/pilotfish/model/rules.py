@@ -93,7 +93,7 @@ class Rules(Tables):
         each = torch.arange(len(begins), device=begins.device).repeat_interleave(ends - begins)
         before = (ends - begins).cumsum(0) - ends  # of a sample's first entry, less where its history begins
         tokens, counts = self.seen[:, torch.arange(len(each), device=each.device) - before[each]]
-        counts = counts + (self.paths[each] == tokens[:, None]).sum(dim=1)
+        counts = counts + sum(column[each] == tokens for column in self.paths.T if column.max() >= 0)
         found = torch.stack((each * vocab + tokens, counts))[:, tokens < vocab]
         return found if self.fresh is None else torch.cat((found, self.fresh[:, self.fresh[0] >= 0]), dim=1)
 
@@ -113,7 +113,7 @@ def allowed_bits(masks: TokenMasks | None, edits: Iterable[LogitEdits | None], s
     for sample, edit in enumerate(edits):
         if edit is not None and edit.allowed is not None:  # rows of one request share the very array
             if id(edit.allowed) not in lists:
-                flags = np.isin(np.arange(32 * words), edit.allowed)
+                flags = np.bincount(edit.allowed[edit.allowed < 32 * words], minlength=32 * words) > 0
                 lists[id(edit.allowed)] = np.packbits(flags, bitorder="little").view(np.int32)
             bits[sample] &= lists[id(edit.allowed)]
     return torch.from_numpy(bits)

@@ -203,7 +203,7 @@ def test_forwards_are_recorded_at_start(engine: Engine) -> None:
     record_forwards(engine.executor, 256, 16, SamplingParams())
     recorded = set(graphs._forwards)
     longest = [key[0] for key in recorded]
-    assert sorted(longest) == [1024] * 8 + [2048]  # of 16 to 256 rows that draw or not; of 16 after a longer prefix
+    assert sorted(longest) == [1024] * 5 + [2048]  # of 16 to 256 rows, without a draw too; of 16 after a longer prefix
     generate(engine, [(prompt[:80], params) for i, (prompt, params) in enumerate(PLAIN) if i % 4 < 2])
     assert set(graphs._forwards) == recorded
 

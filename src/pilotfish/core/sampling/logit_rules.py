@@ -4,7 +4,7 @@
                      │     └─ c     that of c never hears of b
                      └─ d
 
-Sparse: a few token ids a row. `model/sampling.py` applies them to tensors.
+Sparse: a few token ids a row. `model/rules.py` applies them to tensors.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class SeenTokens:
 
     tokens: Ids  # [s] without repeats
     counts: Ids  # [s] how often each occurs in the output
-    places: Mapping[int, int]  # of the tokens
+    known: frozenset[int]  # the tokens
 
     @classmethod
     def of(cls, counts: Mapping[int, int]) -> SeenTokens:
         tokens, times = np.fromiter(counts, np.int64, len(counts)), np.fromiter(counts.values(), np.int64, len(counts))
-        return cls(tokens, times, {token: place for place, token in enumerate(counts)})
+        return cls(tokens, times, frozenset(counts))
 
     def new(self, path: Sequence[int]) -> dict[int, int]:
         """How often tokens that are not among these are along `path`."""
-        return Counter(token for token in path if token not in self.places)
+        return Counter(token for token in path if token not in self.known)
 
 
 @dataclass(frozen=True)

@@ -76,9 +76,9 @@ def edited(logits: Tensor, draws: Draws) -> Tensor:
         add_to_tokens[(count // EDITS,)](scores, rules.added, count, EDITS, num_warps=1)
     penalties, exact = draws.table[PENALTIES:], {"num_warps": 1, "enable_fp_fusion": False}  # as the reference rounds
     if rules.seen is not None and rules.spans is not None and rules.paths is not None:
-        count, depth = rules.seen.shape[1], rules.paths.shape[1]
-        lower_seen[samples, rules.longest // EDITS](
-            scores, rules.seen, rules.spans, rules.paths, penalties, count, vocab, samples, depth, EDITS, **exact
+        count, depth, block = rules.seen.shape[1], rules.paths.shape[1], min(rules.longest, 256)
+        lower_seen[samples, rules.longest // block](
+            scores, rules.seen, rules.spans, rules.paths, penalties, count, vocab, samples, depth, block, **exact
         )
     if rules.fresh is not None:
         count = rules.fresh.shape[1]

@@ -56,8 +56,11 @@ def lower_seen(
     block: tl.constexpr,
 ):
     sample = tl.program_id(0).to(tl.int64)
-    at = tl.load(spans + sample) + tl.program_id(1) * block + tl.arange(0, block)
-    real = at < tl.load(spans + samples + sample)
+    first, end = tl.load(spans + sample) + tl.program_id(1) * block, tl.load(spans + samples + sample)
+    if first >= end:
+        return
+    at = first + tl.arange(0, block)
+    real = at < end
     token = tl.load(seen + at, mask=real, other=0)
     times = tl.load(seen + count + at, mask=real, other=0)
     for i in range(depth):
