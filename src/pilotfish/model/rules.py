@@ -93,7 +93,7 @@ class Rules(Tables):
         each = torch.arange(len(begins), device=begins.device).repeat_interleave(ends - begins)
         before = (ends - begins).cumsum(0) - ends  # of a sample's first entry, less where its history begins
         tokens, counts = self.seen[:, torch.arange(len(each), device=each.device) - before[each]]
-        counts = counts + sum(column[each] == tokens for column in self.paths.T if column.max() >= 0)
+        counts = counts + sum(column[each] == tokens for column in self.paths.T[self.paths.amax(dim=0) >= 0])
         found = torch.stack((each * vocab + tokens, counts))[:, tokens < vocab]
         return found if self.fresh is None else torch.cat((found, self.fresh[:, self.fresh[0] >= 0]), dim=1)
 
@@ -121,8 +121,8 @@ def allowed_bits(masks: TokenMasks | None, edits: Iterable[LogitEdits | None], s
 
 def unpacked(bits: Tensor, vocab: int) -> Tensor:
     """bool [samples, vocab]; False where there are no bits."""
-    flags = (bits[:, :, None] >> torch.arange(32, dtype=torch.int32, device=bits.device) & 1).bool().flatten(1)
-    return torch.nn.functional.pad(flags[:, :vocab], (0, max(vocab - flags.shape[1], 0)))
+    flags = np.unpackbits(bits.cpu().numpy().view(np.uint8), axis=1, count=vocab, bitorder="little")
+    return torch.from_numpy(flags.view(np.bool_)).to(bits.device)
 
 
 def _placed(parts: Sequence[tuple[int, Ints, NDArray[Any]]], vocab: int) -> Tensor | None:

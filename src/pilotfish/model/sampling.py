@@ -170,7 +170,7 @@ def masked(logits: Tensor, masks: TokenMasks | None) -> Tensor:
 
 
 def masked_reference(logits: Tensor, masks: TokenMasks) -> Tensor:
-    allowed = unpacked(torch.from_numpy(masks.bits()).to(logits.device), logits.shape[1])
+    allowed = unpacked(torch.from_numpy(masks.bits()), logits.shape[1]).to(logits.device)
     if len(masks.samples) == len(logits):
         return logits.masked_fill(~allowed, -torch.inf)
     rows = torch.from_numpy(masks.samples).to(logits.device)
