@@ -91,7 +91,8 @@ def test_kernels_compile_for_cards_that_are_not_here() -> None:
         for binary in binaries:
             of_case = f"{case}: {binary}"
             assert not binary["tf32"], of_case
-            assert not (binary["fused"] and binary["kernel"].startswith("lower_")), of_case
+            fused = binary["fused"] and card != "CDNA3"  # where a division is made of them
+            assert not (fused and binary["kernel"].startswith("lower_")), of_case
             assert not binary["spilled_bytes"] or "float32" in case, of_case
             assert binary["shared_bytes"] <= SHARED[card], of_case
             multiplies = binary["kernel"] in MULTIPLYING and "float32" not in case
