@@ -179,7 +179,7 @@ def masked_reference(logits: Tensor, masks: TokenMasks) -> Tensor:
 
 def edited(logits: Tensor, sampling: Sampling) -> Tensor:
     """float64 [samples, vocab] after each row's rules; `logits` itself if no row has any."""
-    rules = Rules.of(sampling, *logits.shape)
+    rules = Rules.of(sampling, *logits.shape) if sampling.edits else None
     if rules is None:
         return logits
     rules, table = rules.map(lambda x: x.to(logits.device)), SampleColumns.table(sampling).to(logits.device)
