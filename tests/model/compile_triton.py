@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ from triton.runtime.jit import create_function_from_signature
 from pilotfish.model.loading.serving_imports import import_for_serving
 
 import_for_serving()  # takes less time
+
+from triton_launches import LAUNCHED  # noqa: E402
 
 from pilotfish.model.attention import AttentionMetadata, Scoring  # noqa: E402
 from pilotfish.model.cuda import decoder, drawing, experts, norms, products, rotary, triton_attention  # noqa: E402
@@ -146,25 +148,6 @@ def draw() -> None:
             drawing.edited(torch.zeros(rows, columns, dtype=torch.bfloat16), draws)
 
 
-#: Where kernels are launched, and which.
-LAUNCHED: dict[ModuleType, tuple[str, ...]] = {
-    triton_attention: ("attend_parts", "join_parts_in_order", "write_kv"),
-    products: ("few_rows", "join_parts", "many_rows", "quantize_rows"),
-    norms: ("rms_norm",),
-    drawing: (
-        "tops_of_blocks",
-        "narrow_border",
-        "best_of_block",
-        "best_of_all",
-        "mask_rows",
-        "add_to_tokens",
-        "lower_seen",
-        "lower_fresh",
-    ),
-    rotary: ("rotate_heads",),
-    experts: ("expert_rows", "plan_tiles"),
-    decoder: ("write_heads", "gate_silu"),
-}
 KERNELS = [(module, name, getattr(module, name)) for module, names in LAUNCHED.items() for name in names]
 BFLOAT16, INT8, FP8 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
 FLOAT32 = torch.float32

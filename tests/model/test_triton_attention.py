@@ -15,10 +15,12 @@ from tree_rows import TreeRows, shifted, unread_kv
 
 pytest.importorskip("triton")
 
+from triton_launches import LAUNCHED
+
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.model.attention import Scoring, dense_tree_attention
 from pilotfish.model.cpu import native
-from pilotfish.model.cuda import decoder, drawing, experts, norms, products, rotary, triton_attention
+from pilotfish.model.cuda import triton_attention
 from pilotfish.model.cuda.graphs import recordable
 from pilotfish.model.cuda.kernels import CUDAKernels
 from pilotfish.model.cuda.triton_attention import triton_tree_attention
@@ -147,6 +149,17 @@ def test_a_path_that_has_become_prefix_gives_the_same_bits(dtype: torch.dtype) -
     assert torch.equal(attend(rows, [deepest])[0], as_tree[deepest])
 
 
+@pytest.mark.parametrize("dtype", sized(DTYPES[1:], DTYPES), ids=str)
+def test_sequences_that_share_a_prefix_have_the_bits_of_each_alone(dtype: torch.dtype) -> None:
+    rows, shared = tree_rows([300, 280], nodes=sized(2, 5), dtype=dtype), 140  # slots that both begin with
+    apart = attend(rows, rows.everything)
+    assert rows.prefixes[0][:shared] == rows.prefixes[1][:shared]
+    rests = [prefix[shared:] for prefix in rows.prefixes]
+    rows.rows = [(slot, 0, position, rests[i] + path) for slot, i, position, path in rows.rows]
+    rows.prefixes = [rows.prefixes[0][:shared]]
+    assert torch.equal(attend(rows, rows.everything), apart)
+
+
 def test_rows_in_turn_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = tree_rows([5, 260], nodes=2)
     together = attend(rows, rows.everything)
@@ -201,27 +214,6 @@ def test_a_model_runs_on_it(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
     got = TorchExecutor(replace(model, recordable=False), 30).forward([rows]).cpu()
     assert kernels.attend.call_count == model.config.num_hidden_layers
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-
-
-#: Kernels, where they are launched.
-LAUNCHED: dict[Any, tuple[str, ...]] = {
-    triton_attention: ("attend_parts", "join_parts_in_order", "write_kv"),
-    products: ("few_rows", "join_parts", "many_rows", "quantize_rows"),
-    norms: ("rms_norm",),
-    experts: ("expert_rows", "plan_tiles"),
-    drawing: (
-        "tops_of_blocks",
-        "narrow_border",
-        "best_of_block",
-        "best_of_all",
-        "mask_rows",
-        "add_to_tokens",
-        "lower_seen",
-        "lower_fresh",
-    ),
-    rotary: ("rotate_heads",),
-    decoder: ("write_heads", "gate_silu"),
-}
 
 
 class NoLaunch:

@@ -89,7 +89,7 @@ def test_levels_may_be_recorded_and_draw(kind: str, temperature: float, monkeypa
         possible = expected.log_chances > -np.inf
         assert np.array_equal(got.log_chances > -np.inf, possible) and list(got.broken) == list(expected.broken)
         assert np.array_equal(got.tokens[possible], expected.tokens[possible])
-        np.testing.assert_allclose(got.log_chances[possible], expected.log_chances[possible], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(got.log_chances[possible], expected.log_chances[possible], rtol=1e-5, atol=1e-5)
     assert kernels.recordings == 2
 
 

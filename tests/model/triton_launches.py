@@ -1,0 +1,23 @@
+from types import ModuleType
+
+from pilotfish.model.cuda import decoder, drawing, experts, norms, products, rotary, triton_attention
+
+#: Where kernels are launched, and which.
+LAUNCHED: dict[ModuleType, tuple[str, ...]] = {
+    triton_attention: ("attend_parts", "join_parts_in_order", "write_kv"),
+    products: ("few_rows", "join_parts", "many_rows", "quantize_rows"),
+    norms: ("rms_norm",),
+    drawing: (
+        "tops_of_blocks",
+        "narrow_border",
+        "best_of_block",
+        "best_of_all",
+        "mask_rows",
+        "add_to_tokens",
+        "lower_seen",
+        "lower_fresh",
+    ),
+    rotary: ("rotate_heads",),
+    experts: ("expert_rows", "plan_tiles"),
+    decoder: ("write_heads", "gate_silu"),
+}
