@@ -173,6 +173,11 @@ class TorchExecutor:
     def feature_width(self) -> int:
         return 0 if self.tap is None else self.tap.width
 
+    @property
+    def feature_plane(self) -> Tensor:
+        """[slots + 1, width]"""
+        return self._plane.features
+
     @torch.inference_mode()
     def features(self, slots: Slots) -> Features:
         """[len(slots), width]"""

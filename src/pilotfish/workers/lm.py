@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import exp, inf
@@ -17,7 +17,6 @@ from pilotfish.core.drafting.draft_sessions import DraftModel, DraftSession, Lev
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits
 from pilotfish.core.drafting.messages import Open
 from pilotfish.core.drafting.vocabulary_map import Unshared
-from pilotfish.core.features.features import FeatureSource
 from pilotfish.core.sampling.constraint import GrammarSource, MaskMaker, masks_when_asked, no_grammars
 from pilotfish.core.scheduling.calibration import SecondsBySize
 from pilotfish.core.scheduling.executor import Executor
@@ -49,17 +48,16 @@ class LMDrafter(Drafter):
         prefix_cache: bool = True,
         grammars: GrammarSource = no_grammars,
         masks: MaskMaker = masks_when_asked,
-        source: FeatureSource | None = None,
+        reads_target: bool = False,
     ) -> None:
         """A level is a forward over a request's best `width` leaves; each gets `children`. `unshared`: ids that the
-        target lacks. `source`: the target, where the draft is a trained head."""
+        target lacks. `reads_target`: the draft is a trained head, which reads features in the target's slots."""
         self.executor = executor
         pool = SlotPool(executor.num_slots)
         self.table = SessionTable(pool, PrefixCache(pool) if prefix_cache else None)
         self.pacer = pacer
         self._grower = Grower(executor, self.table, children, pacer, masks)
-        self._source = source
-        self.feature_width = 0 if source is None else source.feature_width
+        self.feature_width = 1 if reads_target else 0
         self._model = DraftModel(executor.context, grammars, self.feature_width)
         self._unshared = Unshared(np.array(sorted(unshared), np.int64))
         self._level_seconds = SecondsBySize(0.0)  # by sequences
@@ -72,9 +70,8 @@ class LMDrafter(Drafter):
         sessions = [self._session(request) for request in requests]
         asked = {request.id: request for request in requests if self._can_guess(request)}
         served = self._affordable([session for session in sessions if session.key.number in asked], limits.levels)
-        self._read_features(served, asked)
         for session in served:
-            self._catch_up(session, asked)
+            self._catch_up(session, asked[session.key.number])
         self._grow(served, limits)
         return [session.tree.best(limits.nodes, LM) for session in sessions]
 
@@ -100,7 +97,7 @@ class LMDrafter(Drafter):
 
     def _can_guess(self, request: Request) -> bool:
         """A trained head needs the features of all tokens before the last: in its first step a request has no tree."""
-        return self._source is None or len(request.tokens) - 1 == request.num_computed > 0
+        return not self.feature_width or len(request.tokens) - 1 == request.num_computed > 0
 
     def _affordable(self, sessions: Sequence[DraftSession], levels: int) -> list[DraftSession]:
         """The sessions, in order, whose missing tokens and whose new nodes fit into the slots and the context."""
@@ -121,25 +118,13 @@ class LMDrafter(Drafter):
     def _need(self, session: DraftSession, levels: int) -> int:
         return session.num_missing + levels * self.width
 
-    def _catch_up(self, session: DraftSession, requests: Mapping[int, Request]) -> None:
+    def _catch_up(self, session: DraftSession, request: Request) -> None:
         """Compute KV of committed tokens up to the last chunk, which the first level takes for its logits."""
+        if (log := session.features) is not None:
+            slots = request.slots[log.reach : request.num_computed]
+            log.put(log.reach, np.where(slots == GONE, np.nan, slots + 1.0).astype(np.float32)[:, None])
         while session.num_missing > CHUNK:
             self._grower.grow([LevelPart.of_pending(session, CHUNK)])
-            self._read_features([session], requests)
-
-    def _read_features(self, sessions: Sequence[DraftSession], requests: Mapping[int, Request]) -> None:
-        """Of the next chunk of each session, in one read. `requests` by id."""
-        logs = [session.features for session in sessions if session.features is not None]
-        if self._source is None or not logs:
-            return
-        pairs = zip(sessions, logs, strict=True)
-        each = [(log.reach, len(one.slots) + CHUNK, requests[one.key.number]) for one, log in pairs]
-        slots = [request.slots[first : min(end, request.num_computed)] for first, end, request in each]
-        every = np.concatenate(slots)
-        rows = np.full((len(every), self.feature_width), np.nan, np.float32)
-        rows[every != GONE] = self._source.features(every[every != GONE])
-        for log, own in zip(logs, np.split(rows, np.cumsum([*map(len, slots)])[:-1]), strict=True):
-            log.put(log.reach, own)
 
     def _grow(self, sessions: Sequence[DraftSession], limits: DraftLimits) -> None:
         """Levels, until the next one promises less than its time is worth. Roots are always expanded."""

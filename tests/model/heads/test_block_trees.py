@@ -23,13 +23,12 @@ from sizes import paired, sized
 from support import RowSampling, limits, paths_of, proposed, sampling_of
 from torch import Tensor
 
-from pilotfish.core.cache.slots import Slots
 from pilotfish.core.drafting.drafter import DraftLimits
-from pilotfish.core.features.features import Features
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.child_calibration import ChildCalibration
 from pilotfish.core.trees.lookahead import Lookahead
+from pilotfish.model.heads.executor import HeadExecutor
 from pilotfish.model.heads.spec import HeadFiles
 from pilotfish.model.sampling import likely_tokens
 from pilotfish.workers.lm import LMDrafter
@@ -48,10 +47,11 @@ class Source:
     feature_width: int = HIDDEN
 
     def __post_init__(self) -> None:
-        self.table = self.rng.normal(size=(1000, self.feature_width)).astype(np.float32)
+        self.table = torch.from_numpy(self.rng.normal(size=(1000, self.feature_width)).astype(np.float32))
 
-    def features(self, slots: Slots) -> Features:
-        return self.table[slots]
+    def drafter(self, executor: HeadExecutor) -> LMDrafter:
+        executor.read_from(self.table)
+        return LMDrafter(executor, width=6, children=CHILDREN, reads_target=True)
 
     def request(self, number: int, length: int, temperature: float) -> Request:
         tokens = self.rng.integers(0, VOCAB, length).tolist()
@@ -65,7 +65,7 @@ class Source:
         request.slots = np.arange(request.num_computed, dtype=np.int32) + 200 * request.id
 
     def before(self, request: Request) -> Tensor:
-        return torch.from_numpy(self.features(request.slots))
+        return self.table[request.slots]
 
 
 def check(told: Told, request: Request, paths: dict[tuple[int, ...], float]) -> int:
@@ -97,8 +97,7 @@ def grow(
     monkeypatch.setattr(ChildCalibration, "observe", lambda *_: None)
     source = Source(feature_width=files.spec.projection.width)
     vocab = len(files.tensors.get("embed_tokens.weight", range(VOCAB)))
-    executor = executor_of(files, vocab=vocab)
-    drafter = LMDrafter(executor, width=6, children=CHILDREN, source=source)
+    drafter = source.drafter(executor_of(files, vocab=vocab))
     requests = [source.request(number, length, temperature) for number, length in enumerate((11, 4))]
     for tokens in ([3, 1], [7], [2, 2, 2]):
         trees = proposed(drafter, requests, most)
@@ -107,7 +106,7 @@ def grow(
             assert check(told, request, paths_of(tree)) == deepest
             session = next(session for session in drafter.table if session.key.number == request.id)
             assert max(map(session.tree.depth, session.tree.expanded)) == deepest - 1  # what is below is not asked for
-            alone = LMDrafter(executor_of(files, vocab=vocab), 6, CHILDREN, source=source)
+            alone = source.drafter(executor_of(files, vocab=vocab))
             assert paths_of(tree) == paths_of(proposed(alone, [request], most)[0])
         for request in requests:
             request.extend(tokens)

@@ -54,8 +54,7 @@ def acceptance(engine: Engine, lag: int = 0, *, second: bool = False) -> float:
         slots = np.arange(len(tokens), dtype=np.int32)
         rows = SequenceRows(0, tokens, slots, NO_NODES, range(1, len(tokens)))
         said = target.forward([rows]).softmax(-1)
-        unknown = np.full((1 + lag, target.feature_width), np.nan, np.float32)
-        features = np.concatenate((unknown, target.features(slots)))[: len(tokens)]
+        features = np.concatenate((np.full(1 + lag, np.nan), slots + 1.0))[: len(tokens), None].astype(np.float32)
         guessed = drafter.executor.forward([structs.replace(rows, features=features)])
         if second:
             said, guessed = said[1:], drafter.executor.forward([below(tokens, at) for at in range(2, len(tokens))])

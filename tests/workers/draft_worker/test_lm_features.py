@@ -5,14 +5,13 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sizes import sized
 from support import limits, paths_of, proposed
 
-from pilotfish.core.cache.slots import GONE, SlotPool, Slots
+from pilotfish.core.cache.slots import GONE, SlotPool
 from pilotfish.core.features.features import Features
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import ANY_DEPTH, Outcome, Sampling, SequenceRows
@@ -49,26 +48,20 @@ def guesses_after(states: Sequence[int]) -> list[int]:
 class Target:
     """Slots and the features in them; those that are given back hold something else at once."""
 
-    feature_width = 1
-
     def __init__(self) -> None:
         self.pool = SlotPool(TARGET_SLOTS)
-        self.plane = np.full((TARGET_SLOTS, 1), -1.0, np.float32)
-
-    def features(self, slots: Slots) -> Features:
-        assert (slots >= 0).all()
-        return self.plane[slots]
+        self.plane = np.full(TARGET_SLOTS, -1)
 
     def compute(self, request: Request, count: int) -> None:
         slots = self.pool.allocate(count)
         first = request.num_computed
         request.add_slots(slots)
         told = [feature(request.tokens[: place + 1]) for place in range(first, first + count)]
-        self.plane[slots, 0] = told
+        self.plane[slots] = told
 
     def free(self, request: Request) -> None:
         held = request.held
-        self.plane[held[held != GONE]] = -1.0
+        self.plane[held[held != GONE]] = -1
         self.pool.release(held[held != GONE])
 
 
@@ -77,8 +70,8 @@ class Head:
 
     context, vocab_size, deepest, feature_width = 1000, VOCAB, ANY_DEPTH, 1
 
-    def __init__(self, slots: int) -> None:
-        self.num_slots = slots
+    def __init__(self, target: Target, slots: int = 400) -> None:
+        self.target, self.num_slots, self.read = target, slots, list[int]()
         self.states = [0] * slots
         self.rows: list[int] = []  # of committed tokens, a forward
 
@@ -103,7 +96,8 @@ class Head:
             said = sequence.features[offset, 0]
             assert math.isnan(said) == (place == 0)
             if place:
-                self.states[slots[place]] = hash((int(said), token))
+                self.read.append(int(said) - 1)
+                self.states[slots[place]] = hash((int(self.target.plane[self.read[-1]]), token))
         if sequence.kept:
             assert list(sequence.kept) == [len(sequence.tokens) - 1]
             kept.append([self.states[slot] for slot in slots[1:]])
@@ -116,8 +110,8 @@ class Head:
 
 
 def make_drafter(target: Target, slots: int = 400, **options: bool) -> tuple[LMDrafter, Head]:
-    head = Head(slots)
-    return LMDrafter(head, WIDTH, CHILDREN, source=target, **options), head
+    head = Head(target, slots)
+    return LMDrafter(head, WIDTH, CHILDREN, reads_target=True, **options), head
 
 
 def make_request(number: int, tokens: Sequence[int], max_tokens: int = 60) -> Request:
@@ -204,7 +198,7 @@ TestHeads = HeadsMachine.TestCase
 TestHeads.settings = settings(max_examples=sized(35, 400), stateful_step_count=30, deadline=None)
 
 
-def test_the_next_turn_reads_only_features_of_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_turn_reads_only_features_of_what_is_new() -> None:
     target = Target()
     drafter, head = make_drafter(target)
     first = make_request(1, [1, 2] * 10)
@@ -213,25 +207,24 @@ def test_the_next_turn_reads_only_features_of_what_is_new(monkeypatch: pytest.Mo
     drafter.close(first)
     second = make_request(2, [*[1, 2] * 10, 3, 4])
     target.compute(second, 21)
-    read = list[int]()
-    monkeypatch.setattr(target, "features", lambda slots: read.extend(slots.tolist()) or target.plane[slots])
     head.rows.clear()
+    head.read.clear()
     (tree,) = proposed(drafter, [second], LIMITS)
-    assert head.rows[0] == 2 and read == second.slots[19:21].tolist()
+    assert head.rows[0] == 2 and head.read == second.slots[19:21].tolist()
     assert_right(tree, second)
 
 
 def test_features_whose_slots_were_given_back_are_not_known() -> None:
     """Where all layers of a target have windows: the head computes the rows as it can."""
     target, seen = Target(), list[Features]()
-    head = Head(400)
+    drafter, head = make_drafter(target)
 
     def execute(rows: Sequence[SequenceRows], sampling: Sampling) -> Outcome:
         seen.extend(sequence.features for sequence in rows if sequence.features is not None)
         return Outcome(np.zeros((len(sampling), CHILDREN), np.int64), np.tile(CHANCES, (len(sampling), 1)))
 
     head.execute = execute  # type: ignore[method-assign]
-    drafter, request = LMDrafter(head, WIDTH, CHILDREN, source=target), make_request(1, [1, 2, 3, 4, 5, 6])
+    request = make_request(1, [1, 2, 3, 4, 5, 6])
     target.compute(request, 5)
     target.pool.release(request.give_back(3))
     (tree,) = proposed(drafter, [request], LIMITS)
@@ -241,14 +234,14 @@ def test_features_whose_slots_were_given_back_are_not_known() -> None:
 def test_a_head_that_is_wrong_about_everything_costs_only_guesses() -> None:
     """Chances that are no numbers give no node."""
     target = Target()
-    head = Head(400)
+    drafter, head = make_drafter(target)
 
     def execute(rows: Sequence[SequenceRows], sampling: Sampling) -> Outcome:  # noqa: ARG001
         shape = len(sampling), CHILDREN
         return Outcome(np.zeros(shape, np.int64), np.full(shape, np.nan))
 
     head.execute = execute  # type: ignore[method-assign]
-    drafter, request = LMDrafter(head, WIDTH, CHILDREN, source=target), make_request(1, [1, 2, 3])
+    request = make_request(1, [1, 2, 3])
     target.compute(request, 2)
     assert not len(proposed(drafter, [request], LIMITS)[0])
     drafter.table.check()

@@ -4,6 +4,8 @@ position        0    1    2    3    4
 token           a    b    c    d    e        e: the last committed one, the root
 feature         A    B    C    D    -        the target has not run e yet
 row of a head        A b  B c  C d  D e      the feature of the token before, and the token
+
+A head beside its target reads features where they are: "feature" in its rows is then [1 + the slot], or [0] for zeros.
 """
 
 from typing import Protocol, TypeAlias

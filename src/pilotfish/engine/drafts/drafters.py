@@ -65,7 +65,7 @@ class Drafters:
             prefix_cache=self.config.prefix_cache,
             grammars=self.grammars.pending,
             masks=self.grammars.masks,
-            source=self.target if self._drafts_with_head else None,
+            reads_target=self._drafts_with_head,
         )
 
     @property
@@ -91,7 +91,9 @@ class Drafters:
         files = sharing(self.head, model)
         self.head = None
         setup = HeadSetup(model.device, model.dtype, slots, self.config.eager, self.target.vocab_size)
-        return files.executor(setup), frozenset()
+        executor = files.executor(setup)
+        executor.read_from(self.target.feature_plane)
+        return executor, frozenset()
 
     def _make_remote(self) -> RemoteDrafter:
         config = self.config

@@ -12,11 +12,15 @@ from torch import Tensor
 
 from pilotfish.core.features.features import Features
 from pilotfish.core.scheduling.executor import ANY_DEPTH, NO_SAMPLING, ForwardSeconds, Outcome, Sampling, SequenceRows
+from pilotfish.errors import ParameterError
 from pilotfish.model.batch import Buckets, Forwarded
 from pilotfish.model.devices import kernels_of
 from pilotfish.model.draws import Draws
 from pilotfish.model.kernels import Kernels
 from pilotfish.model.sampling import Drawn, drawn
+
+#: Whole numbers that float32 tells apart.
+MOST_SLOTS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,23 @@ class HeadExecutor(ABC):
         self.num_slots, self.context = setup.num_slots, context
         self.vocab, self.vocab_size, self.buckets = vocab, vocab.target_size, buckets
         self._device = setup.device
+        self._plane: Tensor | None = None
+
+    def read_from(self, plane: Tensor) -> None:
+        """Features are rows of `plane` [slots, width], on this device: rows of sequences name their slots.
+        ParameterError for more slots than float32 counts."""
+        if len(plane) > MOST_SLOTS:
+            allowed = f"up to {MOST_SLOTS - 1} with a trained head in mode sync"
+            raise ParameterError("kv_slots", len(plane) - 1, allowed)
+        self._plane, self.feature_width = plane, 1
+
+    def told(self, features: Tensor) -> Tensor:
+        """Features of rows [rows, feature_width] on the device, [rows, width]. NaN stays only where they are values."""
+        features = features.to(self._device)
+        if self._plane is None:
+            return features
+        places = features.nan_to_num(nan=0.0).long()
+        return self._plane.index_select(0, (places[:, 0] - 1).clamp(min=0)).masked_fill(places == 0, 0.0)
 
     def padded(self, rows: int) -> int:
         return self.buckets.pad_rows(rows)

@@ -101,13 +101,13 @@ class BlockDecoder(torch.nn.Module):
             self.angles.reach(min(decoder.context, num_slots) + head.block)
             self._states = parts.kernels.recorded(self._computed, parts.kernels.draw)
 
-    def add_context(self, features: Tensor, positions: Tensor, slots: Tensor) -> None:
-        """features [rows, hidden] of `positions` int64 [rows]; K and V go to `slots` int64 [rows]."""
+    def add_context(self, features: Tensor, positions: Tensor, slots: Tensor, reach: int) -> None:
+        """features [rows, hidden] of `positions` int64 [rows], below `reach`; K and V go to `slots` int64 [rows]."""
         decoder = self.head.decoder
         rows = self.context(features.to(self.embedding.dtype)).view(
             len(features), decoder.layers, 2, decoder.kv_heads, decoder.head_dim
         )
-        self.angles.reach(int(positions.max()) + 1)
+        self.angles.reach(reach)
         cos, sin = self.angles(positions)
         for i, (layer, kv) in enumerate(zip(self.layers, self.kv, strict=True)):
             keys = normed(layer.attention.k_norm, rows[:, i, 0])
@@ -263,7 +263,8 @@ class BlockExecutor(HeadExecutor):
         features = np.concatenate([filled(s, self.feature_width)[0] for s in rows])
         self._tokens[slots] = np.concatenate([s.tokens for s in rows])
         self._slots.forget(slots.tolist())
-        self.decoder.add_context(*(torch.from_numpy(x).to(self._device) for x in (features, positions, slots)))
+        places, into = (torch.from_numpy(x).to(self._device) for x in (positions, slots))
+        self.decoder.add_context(self.told(torch.from_numpy(features)), places, into, int(positions.max()) + 1)
 
     def _compute(self, roots: Sequence[KeptRow]) -> Tensor:
         return cast(Tensor, self.decoder(self._tokens[[row.root for row in roots]], [row.prefix for row in roots]))
