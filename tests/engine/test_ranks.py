@@ -20,6 +20,8 @@ from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.processes import rank, ranks
 from pilotfish.engine.targets.status import identity_of
 from pilotfish.errors import ParameterError, RankLost
+from pilotfish.wire.channel import encode
+from pilotfish.wire.link import Done, RankLink
 
 MODES: dict[str, dict[str, Any]] = {
     "off": {},
@@ -91,6 +93,19 @@ def test_a_rank_may_load_for_longer_than_it_may_take_for_a_message(
     monkeypatch.setattr(ranks, "TAKING", 0.3)
     with make_engine(llama, tensor_parallel=2, kv_slots=256) as engine:
         assert engine.ranks is not None and len(engine.ranks._links) == 1
+
+
+@pytest.mark.usefixtures("on_threads")
+def test_a_batch_is_not_written_over_one_that_a_rank_has_not_read(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send, done = RankLink.send, encode(Done())
+    monkeypatch.setattr(RankLink, "send", lambda link, frame, *given: frame == done or send(link, frame, *given))
+    with make_engine(llama, tensor_parallel=2, kv_slots=256) as engine:
+        engine.submit(SNIPPETS[0], PARAMS[0])
+        engine.step()  # another batch has another memory
+        monkeypatch.setattr(ranks, "TAKING", 0.1)
+        monkeypatch.setattr(ranks, "NOTICING", 0.0)
+        with pytest.raises(RankLost, match="TimeoutError"):
+            engine.step()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from pilotfish.config.engine import EngineConfig
@@ -15,10 +15,7 @@ from pilotfish.model.collective import ProcessGroup
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loading.shards import Shard
 from pilotfish.wire.channel import encode
-from pilotfish.wire.link import Begin, ForwardRows, Loaded, RankLink, Unusable, to_rank
-
-#: Types of a batch's tensors: token ids and kept rows, then the metadata.
-_TYPES = (np.int64, np.int64, *[np.int32] * 6)
+from pilotfish.wire.link import BatchMemory, Begin, Done, ForwardRows, Loaded, RankLink, Unusable, to_rank
 
 
 def run_rank(config: EngineConfig, rank: int, path: Path) -> None:
@@ -37,29 +34,22 @@ def _serve(config: EngineConfig, rank: int, path: Path) -> None:
         with closing(RankLink.dial(path)) as link:
             link.send(encode(Unusable(rank, str(error))), TAKING)
         raise
-    with closing(RankLink.dial(path)) as link:
+    with ExitStack() as stack:
+        link = stack.enter_context(closing(RankLink.dial(path)))
         link.send(encode(Loaded(rank)), TAKING)
         begin = to_rank.decode(link.receive(LOADING))
         assert isinstance(begin, Begin)
+        memories = [stack.enter_context(closing(memory)) for memory in link.borrow(2)]
         executor = TorchExecutor(model, begin.slots)
         group.connect(path.with_name("meeting"))
-        _run(link, executor)
+        with suppress(ConnectionError):  # rank 0 has gone
+            while True:
+                _run(link, executor, memories)
 
 
-def _run(link: RankLink, executor: TorchExecutor) -> None:
-    while True:
-        try:
-            frame = link.receive(None)
-        except ConnectionError:
-            return
-        message = to_rank.decode(frame)
-        assert isinstance(message, ForwardRows)
-        executor.run([batch_of(message)])
-
-
-def batch_of(message: ForwardRows) -> Batch:
-    arrays = [
-        torch.from_numpy(np.frombuffer(bytearray(array.data), kind).reshape(array.shape))
-        for array, kind in zip(message.arrays, _TYPES, strict=True)
-    ]
-    return Batch(arrays[0], arrays[1], message.num_kept, AttentionMetadata(*arrays[2:], longest=message.longest))
+def _run(link: RankLink, executor: TorchExecutor, memories: Sequence[BatchMemory]) -> None:
+    message = to_rank.decode(link.receive(None))
+    assert isinstance(message, ForwardRows)
+    ids, keep, *rows = map(torch.from_numpy, memories[message.memory].arrays(message.shapes))
+    executor.run([Batch(ids, keep, message.num_kept, AttentionMetadata(*rows, longest=message.longest))])
+    link.send(encode(Done()), TAKING)

@@ -17,7 +17,7 @@ from pilotfish.engine.processes.placement import equal_parts
 from pilotfish.engine.processes.process import WorkerSpec, command_of
 from pilotfish.errors import ModelError, ParameterError, RankLost
 from pilotfish.wire.channel import encode
-from pilotfish.wire.link import Array, Begin, ForwardRows, RankLink, Unusable, from_rank
+from pilotfish.wire.link import BatchMemory, Begin, ForwardRows, RankLink, Unusable, from_rank
 
 if TYPE_CHECKING:
     from pilotfish.model.batch import Batch
@@ -39,7 +39,11 @@ class Ranks:
         self._others = len(others)
         self._lost: str | None = None
         self._links: list[RankLink] = []
+        self._forwards = 0
         self._open = ExitStack()
+        self._memories = [BatchMemory(), BatchMemory()]
+        for memory in self._memories:
+            self._open.callback(memory.close)
         self._supervisor = Supervisor(changed=self._changed)
         self.meeting = self._supervisor.directory / "meeting"  # where all ranks connect to each other
         self._listener = self._open.enter_context(socket.socket(socket.AF_UNIX))
@@ -64,6 +68,7 @@ class Ranks:
         wait_until(lambda: self._admitted() == self._others, lambda: self._lost, LOADING, "target ranks")
         for link in self._links:
             link.send(encode(Begin(slots)), TAKING)
+            link.lend(self._memories)
 
     def _admitted(self) -> int:
         try:
@@ -84,16 +89,31 @@ class Ranks:
         unknown."""
         self.refuse_lost()
         try:
-            arrays = [Array([*tensor.shape], tensor.numpy().tobytes()) for tensor in batch.tensors()]
-            frame = encode(ForwardRows(arrays, batch.num_kept, batch.metadata.longest))
+            frame = self._written(batch)
             for link in self._links:
                 link.send(frame, TAKING)
             yield
+            self._forwards += 1
+            if self._forwards > 1:
+                self._wait_for_readers()
         except BaseException as error:
             self._note(error)
             if isinstance(error, OSError | RuntimeError):
                 self.refuse_lost()
             raise
+
+    def _written(self, batch: Batch) -> bytes:
+        """The frame that says where."""
+        which, tensors = self._forwards % 2, batch.tensors()
+        shapes = [[*tensor.shape] for tensor in tensors]
+        for place, tensor in zip(self._memories[which].arrays(shapes), tensors, strict=True):
+            place[...] = tensor.numpy()
+        return encode(ForwardRows(which, shapes, batch.num_kept, batch.metadata.longest))
+
+    def _wait_for_readers(self) -> None:
+        """Of the batch before this one, whose memory is the next to be written to."""
+        for link in self._links:
+            from_rank.decode(link.receive(TAKING))
 
     def refuse_lost(self) -> None:
         if self._lost is not None:
