@@ -70,26 +70,23 @@ def test_dtypes_by_other_names(configured: Configured, refused: Refused, llama: 
 
 # -- several values
 
+LOCAL_JSON = ["--host", "localhost", "--json"]
+
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("names", "arguments"),
     [
-        ["MODEL", "--served-model-name", "a", "b"],
-        ["MODEL", "--served-model-name", "a", "--served-model-name", "b"],
-        ["--served-model-name", "a", "b", "--model", "MODEL"],
-        ["--port", "0", "--json", "MODEL", "--served-model-name", "a", "b"],
-        ["--served-model-name", "a", "--served-model-name", "b", "MODEL"],
+        ("a b", ["MODEL", "--served-model-name", "a", "b"]),
+        ("a b", ["MODEL", "--served-model-name", "a", "--served-model-name", "b"]),
+        ("a b", ["--served-model-name", "a", "b", "--model", "MODEL"]),
+        ("a b", ["--port", "0", "--json", "MODEL", "--served-model-name", "a", "b"]),
+        ("a b", ["--served-model-name", "a", "--served-model-name", "b", "MODEL"]),
+        *(("a", [*before, "--served-model-name", "a", "MODEL"]) for before in ([], ["--port", "0"], LOCAL_JSON)),
     ],
 )
-def test_several_names(configured: Configured, llama: Path, arguments: list[str]) -> None:
+def test_names_and_the_model_behind_them(configured: Configured, llama: Path, names: str, arguments: list[str]) -> None:
     setup = configured(*(llama if word == "MODEL" else word for word in arguments))
-    assert setup.engine.target == llama and setup.server.served_model_name == ("a", "b")
-
-
-def test_a_model_behind_a_name_is_no_name(configured: Configured, llama: Path) -> None:
-    for before in ([], ["--port", 0], ["--host", "localhost", "--json"]):
-        setup = configured(*before, "--served-model-name", "a", llama)
-        assert setup.engine.target == llama and setup.server.served_model_name == ("a",)
+    assert setup.engine.target == llama and setup.server.served_model_name == tuple(names.split())
 
 
 def test_several_keys(configured: Configured, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

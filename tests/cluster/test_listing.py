@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pilotfish.cluster.config import Role, cluster_config
-from pilotfish.cluster.heard import LISTENERS, Listed, told
+from pilotfish.cluster.heard import LISTENERS, Listed
 from pilotfish.cluster.listing import Listing, MembersListing, introduction
 from pilotfish.engine.targets.members import Members
 
@@ -32,19 +32,19 @@ def listing() -> Listing:
 
 def test_a_target_that_has_left_drains(listing: Listing) -> None:
     one, other = listed("target", "a", "tcp://10.0.0.1:7000"), listed("target", "b", "tcp://10.0.0.2:7000")
-    told("pilotfish-target", [other, one])
+    LISTENERS["pilotfish-target"]([other, one])
     assert listing.of("target") == [one, other]
     assert listing.members("target") == (one.member, other.member)
-    told("pilotfish-target", [other])
+    LISTENERS["pilotfish-target"]([other])
     known = [(member.name, member.draining) for member in listing.members("target")]
     assert known == [("target-b", False), ("target-a", True)]
 
 
 def test_servers_are_known_and_dialled_by_nobody(listing: Listing) -> None:
     one = listed("api", "a")
-    told("pilotfish-api", [one])
+    LISTENERS["pilotfish-api"]([one])
     assert listing.of("api") == [one]
-    told("pilotfish-api", [])
+    LISTENERS["pilotfish-api"]([])
     assert listing.of("api") == [] and listing.members("api") == ()
 
 
@@ -58,7 +58,7 @@ def test_members_are_written_after_each_change(tmp_path: Path) -> None:
     listing = MembersListing(CONFIG, ("target",), tmp_path / "members.json")
     assert not listing.serving
     for ids in (["a"], ["a", "b"]):
-        told("pilotfish-target", [listed("target", id, f"tcp://10.0.0.1:{ord(id)}") for id in ids])
+        LISTENERS["pilotfish-target"]([listed("target", id, f"tcp://10.0.0.1:{ord(id)}") for id in ids])
         written = msgspec.json.decode(listing.path.read_bytes(), type=Members)
         assert [member.name for member in written.targets] == [f"target-{id}" for id in ids] and listing.serving
     listing.close()

@@ -1,6 +1,8 @@
 """The cost model: forwards by hand, what is refused, and laws that hold whatever is placed where."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -127,22 +129,6 @@ def test_room_is_that_of_the_part_that_is_full_first() -> None:
     assert flash.kv_room == pytest.approx(0.9 * 80e9)
 
 
-@pytest.mark.parametrize(
-    ("tier", "given_shares", "why"),
-    [
-        ("hbf", {"kv_share": 0.5}, "memory that can be written"),
-        ("host", {"weights_share": 1.5}, "shares of weights and KV from 0 to 1"),
-        ("host", {"kv_share": math.nan}, "shares of weights and KV from 0 to 1"),
-        ("host", {}, "a share of the weights or of the KV"),
-        ("small", {"weights_share": 1.0}, "15.1 GB more"),
-    ],
-)
-def test_tiers_that_make_no_sense(tier: str, given_shares: dict[str, float], why: str) -> None:
-    tiers = {**TIERS, "small": MemoryTier(full_name="a", memory=1e9, bandwidth=1e9, sources=("a",))}
-    with pytest.raises(ParameterError, match=why):
-        tiered(tier=tiers[tier], **given_shares)
-
-
 def test_sides_of_a_split_hold_all_weights() -> None:
     """Attention's are 94 x 2 x 4096 x 128 x (64 + 4); embeddings have 16 bits."""
     whole, attention = MODELS["qwen3-235b-a22b"], 94 * 2 * 4096 * 128 * 68
@@ -172,15 +158,23 @@ def test_batches_hide_the_faster_side() -> None:
     assert many.exchange == 0 and many.kv == pytest.approx(16 * one_row.kv)  # attention is the slower side
 
 
+SMALL = MemoryTier(full_name="a", memory=1e9, bandwidth=1e9, sources=("a",))
+
+
 @pytest.mark.parametrize(
-    ("changed", "why"),
+    ("make", "given", "why"),
     [
-        ({"link": LINKS["tcp"]}, "a link whose bandwidth is known"),
-        ({"batches": 0}, "1 batch or more"),
-        ({"ffn": placed("llama-3.1-8b", "h100", 8)}, "the attention and the FFNs of one model"),
-        ({"ffn": placed("qwen3-235b-a22b", "h100", 2)}, "GB of FFNs do not fit"),
+        (tiered, {"tier": TIERS["hbf"], "kv_share": 0.5}, "memory that can be written"),
+        (tiered, {"tier": TIERS["host"], "weights_share": 1.5}, "shares of weights and KV from 0 to 1"),
+        (tiered, {"tier": TIERS["host"], "kv_share": math.nan}, "shares of weights and KV from 0 to 1"),
+        (tiered, {"tier": TIERS["host"]}, "a share of the weights or of the KV"),
+        (tiered, {"tier": SMALL, "weights_share": 1.0}, "15.1 GB more"),
+        (partial(replace, split()), {"link": LINKS["tcp"]}, "a link whose bandwidth is known"),
+        (split, {"batches": 0}, "1 batch or more"),
+        (partial(replace, split()), {"ffn": placed(count=8)}, "the attention and the FFNs of one model"),
+        (partial(replace, split()), {"ffn": placed("qwen3-235b-a22b", count=2)}, "GB of FFNs do not fit"),
     ],
 )
-def test_splits_that_make_no_sense(changed: dict[str, Any], why: str) -> None:
+def test_places_that_make_no_sense(make: Callable[..., PlacedModel], given: dict[str, Any], why: str) -> None:
     with pytest.raises(ParameterError, match=why):
-        replace(split(), **changed)
+        make(**given)

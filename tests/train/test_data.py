@@ -192,30 +192,29 @@ def test_sources_go_beside_data(tokenizer: Any, sources: Path, tmp_path: Path) -
     assert "alpha_0_0" in tokenizer.decode(training.text) and "beta" in tokenizer.decode(held_out.text)
 
 
+FINE = '{"text": "fine"}\n'
+
+
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("text", "told"),
     [
-        ("{", "data.jsonl:2: "),
-        ("[]", "object"),
-        ('{"id": 3}', "one of text, tokens"),
-        ('{"text": "a", "prompt": "b"}', "['text', 'prompt']"),
-        ('{"text": 3}', "$.text"),
-        ('{"messages": [{"role": "user"}]}', "content"),
-        ('{"tokens": [5, 999]}', "999 is not allowed; expected ids below"),
+        (FINE + "{\n", "data.jsonl:2: "),
+        (FINE + "[]", "object"),
+        (FINE + '{"id": 3}', "one of text, tokens"),
+        (FINE + '{"text": "a", "prompt": "b"}', "['text', 'prompt']"),
+        (FINE + '{"text": 3}', "$.text"),
+        (FINE + '{"messages": [{"role": "user"}]}', "content"),
+        (FINE + '{"tokens": [5, 999]}', "999 is not allowed; expected ids below"),
+        (FINE, "two"),
+        ('{"text": ""}', "no text"),
+        ("", "no text"),
+        (None, "data.jsonl"),
     ],
 )
-def test_what_is_no_line_of_data_is_refused(line: str, told: str, tokenizer: Any, tmp_path: Path) -> None:
+def test_what_is_no_data_is_refused(text: str | None, told: str, tokenizer: Any, tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
-    path.write_text(f'{{"text": "fine"}}\n{line}\n')
+    if text is not None:
+        path.write_text(text)
     with pytest.raises(InputError) as refused:
         passages_of(TaughtRecipe(target=tmp_path, data=(path,)), tokenizer)
     assert told in str(refused.value) and "\n" not in str(refused.value)
-
-
-def test_data_without_text_is_refused(tokenizer: Any, tmp_path: Path) -> None:
-    path = tmp_path / "data.jsonl"
-    for text, told in ((None, "data.jsonl"), ("", "no text"), ('{"text": ""}', "no text"), ('{"text": "a"}', "two")):
-        if text is not None:
-            path.write_text(text)
-        with pytest.raises(InputError, match=told):
-            passages_of(TaughtRecipe(target=tmp_path, data=(path,)), tokenizer)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pilotfish.cli.options import JsonOption
-from pilotfish.cli.show import print_json, print_line, print_table, table_of, warn_line
+from pilotfish.cli.show import WIDE, print_json, print_line, print_table, table_of, warn_line
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
 from pilotfish.errors import InputError
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pilotfish.cluster.config import ClusterConfig
 
 app = typer.Typer(help="Servers, targets and pools on a Ray cluster (docs/ray.md).", no_args_is_help=True)
-#: Characters of a table, however narrow the terminal.
-WIDTH = 160
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="What the cluster consists of.")]
 
 
@@ -52,7 +50,7 @@ def status(config: ConfigArgument, json: JsonOption = False) -> None:
     elif not found:
         print_line("nothing of it runs")
     else:
-        print_table(table_of(found, left=found[0]), at_least=WIDTH)
+        print_table(table_of(found, left=found[0]), at_least=WIDE)
 
 
 @app.command()

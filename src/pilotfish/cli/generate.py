@@ -15,7 +15,6 @@ from rich.rule import Rule
 from rich.text import Text
 
 from pilotfish.cli.options import ENGINE, SAMPLING, JsonOption, engine_config
-from pilotfish.cli.reading import read_text
 from pilotfish.cli.show import paced, print_json, progress_bar, started, table_of, warn_line, warn_of_overruns
 from pilotfish.command import Given, taking
 from pilotfish.config.engine import EngineConfig
@@ -24,6 +23,7 @@ from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.core.scheduling.request import check_cache_salt
 from pilotfish.errors import EngineError, InputError, ParameterError
+from pilotfish.files import file_text
 from pilotfish.options import check_options, option, pick
 from pilotfish.printable import printable, printable_output
 from pilotfish.prompts import BadRow, Row, marks_turns, prompt_of, read_rows
@@ -73,9 +73,9 @@ class Structure:
         if len(given) > 1:
             raise InputError(f"{given[1]}: it cannot be combined with --{given[0]}; give one of them")
         if self.json_schema is not None:
-            return Constraint.json(read_text("json_schema", self.json_schema), compact=True)
+            return Constraint.json(file_text("json_schema", self.json_schema), compact=True)
         if self.grammar is not None:
-            return Constraint.grammar(read_text("grammar", self.grammar))
+            return Constraint.grammar(file_text("grammar", self.grammar))
         if self.regex is not None:
             return Constraint.regex(self.regex)
         return Constraint.choice(self.choice) if self.choice else None

@@ -14,6 +14,7 @@ import msgspec
 import typer
 
 from pilotfish.errors import InputError, ParameterError, UnknownOptionError
+from pilotfish.files import file_bytes, file_text
 
 T = TypeVar("T")
 
@@ -21,7 +22,7 @@ T = TypeVar("T")
 LOCAL = "http://127.0.0.1:8000"
 #: Seconds for a server's answer.
 PATIENCE = 20.0
-#: Most bytes of an answer.
+#: Most bytes of an answer, or of a file that holds one.
 MOST_BYTES = 64 << 20
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _HINTS = {401: "; --api-key-env names a variable that holds a key", 404: "; this server keeps no such statistics"}
@@ -36,24 +37,9 @@ def from_file(route: str) -> Any:
     return typer.Option("--from", help=f"A file that holds the answer to GET {route} instead.")
 
 
-def read_bytes(field: str, path: Path) -> bytes:
-    """ParameterError, naming `field`, for a file that cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ParameterError(field, str(path), f"a file that can be read ({error.strerror})") from error
-
-
-def read_text(field: str, path: Path) -> str:
-    try:
-        return read_bytes(field, path).decode()
-    except UnicodeDecodeError as error:
-        raise ParameterError(field, str(path), "a file that can be read (it is not UTF-8)") from error
-
-
 def read_toml(field: str, path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(read_text(field, path))
+        return tomllib.loads(file_text(field, path))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{field}: {path} is not TOML: {error}") from error
 
@@ -91,7 +77,7 @@ def read_statistics(
     if held and asked:
         raise InputError("from: it cannot be combined with --url; give one of them")
     if held:
-        return [_decoded(kind, read_bytes("from", file), str(file)) for file in held]
+        return [_decoded(kind, file_bytes("from", file, MOST_BYTES), str(file)) for file in held]
     return [_asked(kind, url, route, api_key_env) for url in asked or [LOCAL]]
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pilotfish.model.pacer import Pacer
     from pilotfish.wire.serving import Delta
 
-#: Columns of a table in a file.
-FILE_WIDTH = 140
+#: Columns of a table in a file; of a wide one, however narrow the terminal.
+FILE_WIDTH, WIDE = 140, 160
 DRAFTED, OWN = "bold green", "magenta"  # text that the draft guessed, text that the target added
 
 

@@ -15,7 +15,7 @@ from pilotfish.command import Given, taking
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import available_cores
 from pilotfish.errors import ParameterError
-from pilotfish.options import options_of, pick
+from pilotfish.options import Option, options_of, pick
 from pilotfish.progress import PhaseProgress
 from pilotfish.train.recipes import DistilRecipe, LlamaSize, PairRecipe, Recipe, head_options, head_recipe
 
@@ -24,54 +24,50 @@ if TYPE_CHECKING:  # imports torch
 
 app = typer.Typer(help="Train models.")
 
-THREADS = pick(EngineConfig, "threads")
+HOW = [
+    Option("run", Path, None, "Checkpoints to resume from, and curves.", extra={"shown": "OUT/run"}),
+    Option("device", str, "auto", "auto, cpu, or a CUDA device."),
+    *pick(EngineConfig, "threads"),
+]
 #: Default accepted tokens a step that a new draft must gain.
 MARGIN = 0.05
-Run = Annotated[Path | None, typer.Option(help="Checkpoints to resume from, and curves.", show_default="OUT/run")]
-Device = Annotated[str, typer.Option(help="auto, cpu, or a CUDA device.")]
 Target = Annotated[Path, typer.Option(help="Directory of the model that is to be guessed.")]
 
 
 @app.command("pair")
-@taking(pick(PairRecipe), THREADS)
+@taking(pick(PairRecipe), HOW)
 def pair(
     recipe: Given,
-    engine: Given,
+    how: Given,
     out: Annotated[Path, typer.Option(help="Where target/ and draft/ are written.")],
-    run: Run = None,
-    device: Device = "auto",
     json: JsonOption = False,
 ) -> None:
     """Train a target and its draft. The defaults make `pycode`."""
-    _show(_trained("pair.train_pair", PairRecipe(**recipe), engine, out, run, device), json=json)
+    _show(_trained("pair.train_pair", PairRecipe(**recipe), how, out), json=json)
 
 
 @app.command("head")
-@taking(head_options(), THREADS)
+@taking(head_options(), HOW)
 def head(
     recipe: Given,
-    engine: Given,
+    how: Given,
     target: Target,
     kind: Annotated[str, typer.Option(help="eagle3, dspark, mtp or medusa.")],
     out: Annotated[Path, typer.Option(help="Where head/ is written.")],
-    run: Run = None,
-    device: Device = "auto",
     json: JsonOption = False,
 ) -> None:
     """Train a head that drafts from a target's hidden states."""
-    _show(_trained("head.train_head", head_recipe(kind, target=target, **recipe), engine, out, run, device), json=json)
+    _show(_trained("head.train_head", head_recipe(kind, target=target, **recipe), how, out), json=json)
 
 
 @app.command("distil")
-@taking(pick(DistilRecipe), THREADS)
+@taking(pick(DistilRecipe), HOW)
 def distil(
     recipe: Given,
-    engine: Given,
+    how: Given,
     target: Target,
     draft: Annotated[str, typer.Option(help="A model's directory, or the shape of a new Llama.", metavar="DIR|SHAPE")],
     out: Annotated[Path, typer.Option(help="Where draft/ is written.")],
-    run: Run = None,
-    device: Device = "auto",
     margin: Annotated[
         float | None,
         typer.Option(min=0, show_default=str(MARGIN), help="With --from: accepted tokens a step that it must gain."),
@@ -86,25 +82,23 @@ def distil(
     if margin is not None and not chosen.captured:
         raise ParameterError("margin", margin, "none without --from")
     if not chosen.captured:
-        return _show(_trained("distil.train_distil", chosen, engine, out, run, device), json=json)
+        return _show(_trained("distil.train_distil", chosen, how, out), json=json)
     least = MARGIN if margin is None else margin
-    made = _trained("distil.redistil", chosen, engine, out, run, device, least)
+    made = _trained("distil.redistil", chosen, how, out, least)
     _show_gain(made, json=json)
     raise typer.Exit(0 if made.better else 1)
 
 
-def _trained(
-    function: str, recipe: Recipe, engine: Given, out: Path, run: Path | None, device: str, *more: float
-) -> Any:
-    options_of(EngineConfig)["threads"].check(engine["threads"])
+def _trained(function: str, recipe: Recipe, how: Given, out: Path, *more: float) -> Any:
+    options_of(EngineConfig)["threads"].check(how["threads"])
     module, _, name = function.partition(".")
     with PhaseProgress() as progress:
         with progress.phase("loading PyTorch"):
             import torch
 
             train = getattr(importlib.import_module(f"pilotfish.train.{module}"), name)
-        torch.set_num_threads(engine["threads"] or available_cores())
-        return train(recipe, *more, out, run or out / "run", progress, device)
+        torch.set_num_threads(how["threads"] or available_cores())
+        return train(recipe, *more, out, how.get("run", out / "run"), progress, how["device"])
 
 
 def _show(result: Any, *, json: bool) -> None:

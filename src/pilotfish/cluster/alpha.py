@@ -22,15 +22,13 @@ class _Telling(RequestRouter):
     """Tells its process of replicas that come, change and go. Pickled with this module, so it tells another module."""
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        from pilotfish.cluster.heard import LISTENERS, Listed, told
+        from pilotfish.cluster.heard import LISTENERS, Listed
 
-        if self.app_name not in LISTENERS:
+        if (listener := LISTENERS.get(self.app_name)) is None:
             super().update_replicas(replicas)  # asks each replica for its queue, which is cut off when a command ends
+            return
         ready = [one for one in replicas if one.replica_metadata]
-        told(
-            self.app_name,
-            [Listed(one.replica_id.unique_id, one.node_id, one.replica_metadata, one.routing_stats) for one in ready],
-        )
+        listener([Listed(r.replica_id.unique_id, r.node_id, r.replica_metadata, r.routing_stats) for r in ready])
 
 
 class TellingRouter(_Telling):

@@ -24,8 +24,3 @@ class Listed:
 Listener = Callable[[Sequence[Listed]], None]
 #: By application; called on a thread of Ray's router, which keeps no state of its own.
 LISTENERS: dict[str, Listener] = {}
-
-
-def told(application: str, replicas: Sequence[Listed]) -> None:
-    if (listener := LISTENERS.get(application)) is not None:
-        listener(replicas)

@@ -34,16 +34,12 @@ def made_once(path: Path, make: Callable[[Path], None]) -> Path:
             with suppress(FileNotFoundError):
                 path.rename(Path(beside, "before"))
         sizes.replace(note)
-        _move(made, path)
+        try:
+            made.replace(path)
+        except OSError:
+            if not path.is_dir():  # or another process was sooner, with the same
+                raise
     return path
-
-
-def _move(made: Path, path: Path) -> None:
-    try:
-        made.replace(path)
-    except OSError:
-        if not path.is_dir():  # or another process was sooner, with the same
-            raise
 
 
 def _noted(note: Path) -> dict[str, int] | None:

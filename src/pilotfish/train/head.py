@@ -160,9 +160,6 @@ def trainee_of(head: Head, shared: Shared, recipe: HeadRecipe) -> Trainee:
     return trainee.to(shared.embedding.device)
 
 
-STORED = torch.bfloat16
-
-
 def trained_files(
     trainee: Trainee, head: Head, recipe: HeadRecipe, target: TaughtTarget, draft_ids: Tensor | None
 ) -> HeadFiles:
@@ -171,7 +168,7 @@ def trained_files(
     if not isinstance(head, MedusaHead):
         tensors |= {"embed_tokens.weight": shared.embedding, "lm_head.weight": shared.output}
     spec = HeadSpec(head, recipe.kind, "pilotfish", shared.embedding.shape[1], target.layers, len(shared.output))
-    stored = {name: tensor.detach().to("cpu", STORED).contiguous() for name, tensor in tensors.items()}
+    stored = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
     trained_on = TrainedOn(digest=TargetFacts.read(recipe.target).digest())
     return HeadFiles(spec, stored, None if draft_ids is None else draft_ids.cpu(), "", trained_on)
 

@@ -17,7 +17,7 @@ from pilotfish.cli.bench.serving.client import Answer
 from pilotfish.cli.bench.serving.command import run_serve
 from pilotfish.cli.bench.serving.figures import goodput, latency_rows, spread_of, throughput_row
 from pilotfish.cli.bench.serving.options import ServeBenchOptions
-from pilotfish.cli.bench.serving.reading import finish_of, token_times, usage_of
+from pilotfish.cli.bench.serving.reading import error_of, token_times, usage_of
 from pilotfish.cli.bench.serving.records import SentRequest
 from pilotfish.engine.pairs import resolve_pair
 from pilotfish.errors import EngineError, InputError, ParameterError
@@ -35,33 +35,29 @@ def rows_of(report: Report) -> list[dict[str, Any]]:
 
 # -- framings
 
+NAMED, CLOSING = b"event: chunk\nid: 1\ndata: ", HEAD + b"connection: close\r\n\r\n"
+
 
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "closes"),
     [
-        chunked(GOOD),
-        chunked(GOOD, size=1),
-        chunked(GOOD.replace(b"data: ", b"data:")),
-        chunked(GOOD.replace(b"\n", b"\r\n")),
-        chunked(b": a comment\n\n" + GOOD.replace(b"data: ", b"event: chunk\nid: 1\ndata: ")),
-        HEAD + b"connection: close\r\n\r\n" + GOOD,
-        HEAD + b"connection: close\r\n\r\n" + GOOD.removesuffix(b"data: [DONE]\n\n"),
+        pytest.param(chunked(GOOD), True, id="chunked"),
+        pytest.param(chunked(GOOD), False, id="stays open"),
+        pytest.param(chunked(GOOD, size=1), True, id="byte by byte"),
+        pytest.param(chunked(GOOD.replace(b"data: ", b"data:")), True, id="no space"),
+        pytest.param(chunked(GOOD.replace(b"\n", b"\r\n")), True, id="CR LF"),
+        pytest.param(chunked(b": a comment\n\n" + GOOD.replace(b"data: ", NAMED)), True, id="comments, names"),
+        pytest.param(CLOSING + GOOD, True, id="until it closes"),
+        pytest.param(CLOSING + GOOD.removesuffix(b"data: [DONE]\n\n"), True, id="without DONE"),
     ],
-    ids=["chunked", "byte by byte", "no space", "CR LF", "comments, names", "until it closes", "without DONE"],
 )
-def test_framings_of_servers(answer: bytes) -> None:
-    with ScriptedServer(lambda *_: answer) as server:
+def test_framings_of_servers(answer: bytes, closes: bool) -> None:
+    with ScriptedServer(lambda *_: answer, closes=closes) as server:
         report = serve(server.url)
     assert [(row["tokens"], row["error"], row["finish_reason"]) for row in rows_of(report)] == [(3, "", "stop")] * 3
     assert all(len(row["times"]) == 3 and row["prompt_tokens"] == 5 for row in rows_of(report))
     assert report.results["settings"][0]["requests"] == 3 and not report.error and not report.results["partial"]
     assert report.results["tokens_counted_by"] == ["usage"]
-
-
-def test_a_connection_that_stays_open_is_left() -> None:
-    with ScriptedServer(lambda *_: chunked(GOOD), closes=False) as server:
-        report = serve(server.url)
-    assert report.results["settings"][0]["requests"] == 3
 
 
 def test_whoever_does_not_stream_has_its_tokens_at_the_end() -> None:
@@ -240,10 +236,10 @@ def test_tokens_come_when_events_say() -> None:
 
 
 def test_how_answers_end() -> None:
-    assert not finish_of(answer_of(chunk("a", finish="length"))).error
-    assert finish_of(answer_of(chunk("a"))).error == "the answer broke off"
-    assert finish_of(Answer((), 0.0, 1.0)).error == "no answer came"
-    assert finish_of(answer_of({"error": "gone"})).error == "gone"
+    assert not error_of(answer_of(chunk("a", finish="length")))
+    assert error_of(answer_of(chunk("a"))) == "the answer broke off"
+    assert error_of(Answer((), 0.0, 1.0)) == "no answer came"
+    assert error_of(answer_of({"error": "gone"})) == "gone"
 
 
 def test_percentiles_are_numpys() -> None:

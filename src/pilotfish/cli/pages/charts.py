@@ -83,8 +83,7 @@ def bar_chart(
     thick, gap, left = 11, 12, 104
     height = TOP + BOTTOM + len(groups) * (thick * len(series) + gap)
     room = WIDTH - left - RIGHT
-    label = text(left + room / 2, height - 5, axis.label, "middle", "label")
-    parts = [*ruled(axis, left, room, TOP, height - BOTTOM), label]
+    parts = ruled(axis, left, room, TOP, height)
     for place, group in enumerate(groups):
         top = TOP + place * (thick * len(series) + gap) + gap / 2
         shown = group if len(group) <= LABEL else group[: LABEL - 1] + "…"
@@ -96,10 +95,14 @@ def bar_chart(
     return svg(title, WIDTH, height, *parts)
 
 
-def ruled(axis: Axis, left: float, room: float, top: float, bottom: float) -> list[Element]:
-    places = [(left + axis.share(tick) * room, number(tick)) for tick in axis.ticks]
-    lines = [line(x, top, x, bottom, "grid") for x, _ in places]
-    return [*lines, *(text(x, bottom + 16, shown, "middle") for x, shown in places)]
+def ruled(axis: Axis, left: float, room: float, top: float, height: float) -> list[Element]:
+    """A horizontal axis, its label at the foot of a chart of this `height`; on both sides of 0, that is a line too."""
+    bottom, places = height - BOTTOM, [(left + axis.share(tick) * room, tick) for tick in axis.ticks]
+    return [
+        *(line(x, top, x, bottom, "axis" if tick == 0 > axis.low else "grid") for x, tick in places),
+        *(text(x, bottom + 16, number(tick), "middle") for x, tick in places),
+        text(left + room / 2, height - 5, axis.label, "middle", "label"),
+    ]
 
 
 def svg(title: str, width: float, height: float, *parts: Element) -> Element:

@@ -1,7 +1,7 @@
 from collections.abc import Iterator, Sequence
 from xml.etree.ElementTree import Element
 
-from pilotfish.cli.pages.charts import BOTTOM, LABEL, RIGHT, TOP, WIDTH, Axis, line, number, svg, text
+from pilotfish.cli.pages.charts import BOTTOM, LABEL, RIGHT, TOP, WIDTH, Axis, line, ruled, svg, text
 from pilotfish.cli.pages.document import table, tag, whole_page
 from pilotfish.operate.findings import WORDS, value_text
 from pilotfish.operate.intervals import Interval
@@ -9,6 +9,7 @@ from pilotfish.operate.report import RolloutReport, RolloutRow, notes, summary
 
 #: Widths in a chart's units: of the variants' names, of a variant's line.
 LEFT, LINE = 104, 26
+ROOM = WIDTH - LEFT - RIGHT
 #: Extent of an axis where all intervals are 0.
 LEAST = 0.1
 #: Classes of a difference by whether it is an improvement.
@@ -42,17 +43,14 @@ def _sections(report: RolloutReport) -> Iterator[Element]:
         if any(row.observations for row in rows):
             title = words.title if rows[0].primary else f"{words.title} (secondary)"
             chart = _chart(measure, rows)
+            cells = [[r.variant, str(r.observations), value_text(r.measure, r.value), r.finding] for r in rows]
             yield tag(
                 "section",
                 tag("h3", title),
                 *(tag("p", f"{row.variant}: {row.finding}", class_="takeaway") for row in rows if row.finding),
                 None if chart is None else tag("div", tag("figure", chart), class_="chart"),
-                tag("details", tag("summary", "Numbers"), table(COLUMNS, [_cells(row) for row in rows])),
+                tag("details", tag("summary", "Numbers"), table(COLUMNS, cells)),
             )
-
-
-def _cells(row: RolloutRow) -> list[str]:
-    return [row.variant, str(row.observations), value_text(row.measure, row.value), row.finding]
 
 
 def _chart(measure: str, rows: Sequence[RolloutRow]) -> Element | None:
@@ -64,7 +62,7 @@ def _chart(measure: str, rows: Sequence[RolloutRow]) -> Element | None:
         return None
     axis = _mirrored(AXES[words.kind], max(max(abs(at.low), abs(at.high)) for _, at in drawn.values()))
     height = TOP + BOTTOM + LINE * len(drawn)
-    parts = _grid(axis, height)
+    parts = ruled(axis, LEFT, ROOM, TOP, height)
     for place, (row, interval) in enumerate(drawn.values()):
         parts += _whisker(axis, row, interval, TOP + LINE * (place + 0.5))
     return svg(f"{words.title}: differences to the holdout", WIDTH, height, *parts)
@@ -79,26 +77,13 @@ def _mirrored(label: str, most: float) -> Axis:
     return Axis(label, -ticks[-1], ticks[-1], sorted({sign * tick for tick in ticks[::2] for sign in (-1, 1)}))
 
 
-def _across(axis: Axis, value: float) -> float:
-    return LEFT + axis.share(value) * (WIDTH - LEFT - RIGHT)
-
-
-def _grid(axis: Axis, height: float) -> list[Element]:
-    bottom = height - BOTTOM
-    ticks = [(_across(axis, tick), tick) for tick in axis.ticks]
-    return [
-        *(line(x, TOP, x, bottom, "grid" if tick else "axis") for x, tick in ticks),
-        *(text(x, bottom + 16, number(tick), "middle") for x, tick in ticks),
-        text(_across(axis, 0), height - 5, axis.label, "middle", "label"),
-    ]
-
-
 def _whisker(axis: Axis, row: RolloutRow, interval: Interval, y: float) -> list[Element]:
     style = STYLES[row.better]
     name = row.variant if len(row.variant) <= LABEL else row.variant[: LABEL - 1] + "…"
     hint = tag("title", f"{row.variant}: {row.finding}")
+    low, middle, high = (LEFT + axis.share(value) * ROOM for value in (interval.low, interval.estimate, interval.high))
     return [
         text(LEFT - 6, y + 4, name, "end"),
-        line(_across(axis, interval.low), y, _across(axis, interval.high), y, f"line {style}"),
-        tag("circle", hint, cx=_across(axis, interval.estimate), cy=y, r=4, class_=f"dot {style}"),
+        line(low, y, high, y, f"line {style}"),
+        tag("circle", hint, cx=middle, cy=y, r=4, class_=f"dot {style}"),
     ]

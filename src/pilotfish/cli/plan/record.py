@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from pilotfish.cli.bench.contestants import PLAIN
 from pilotfish.cli.bench.options import BenchOptions
-from pilotfish.cli.bench.report import ProgressBar, Report, Row
+from pilotfish.cli.bench.report import ProgressBar, Report
 from pilotfish.cli.bench.workload import Job, jobs_at
 from pilotfish.config.fields import model_name
 from pilotfish.core.drafting.level_choice import LevelShape
@@ -43,7 +43,9 @@ def run_record(options: BenchOptions, progress: ProgressBar) -> Report:
         names = model_name(config.target), model_name(config.draft)
         pair = TracedPair(*names, options.temperature, engine.model.config.vocab_size)
     write_acceptance(Path(options.to), pair, sequences)
-    return Report({"recorded": [_summary(AcceptanceTrace.of(pair, sequences))]})
+    trace = AcceptanceTrace.of(pair, sequences)
+    among = {f"among_first_{count}": float(np.mean(trace.ranks < count)) for count in (1, 2, 4, trace.width)}
+    return Report({"recorded": [{"sequences": len(trace.prompts), "tokens": len(trace.tokens), **among}]})
 
 
 def guessed(draft: Executor, job: Job, prompt: Sequence[int], output: Sequence[int]) -> TracedSequence:
@@ -69,9 +71,3 @@ def _guesses(
         if len(kept):
             assert outcome.log_chances is not None  # as where children are asked for
             yield outcome.tokens, np.maximum(outcome.log_chances, LEAST)
-
-
-def _summary(trace: AcceptanceTrace) -> Row:
-    ranks = trace.ranks
-    among = {f"among_first_{count}": float(np.mean(ranks < count)) for count in (1, 2, 4, trace.width)}
-    return {"sequences": len(trace.prompts), "tokens": len(trace.tokens), **among}

@@ -11,7 +11,7 @@ from rich.filesize import decimal
 
 from pilotfish.cli.options import JsonOption
 from pilotfish.cli.reading import moment_of
-from pilotfish.cli.show import print_json, print_line, print_table, table_of
+from pilotfish.cli.show import WIDE, print_json, print_line, print_table, table_of
 from pilotfish.errors import InputError, ParameterError
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Token ids that servers keep (docs/redistil.md).", no_args_is_help=True)
 
-#: Characters, however narrow the terminal.
-WIDTH = 140
 Directory = Annotated[Path, typer.Argument(help="What a server was given as --capture.")]
 
 
@@ -81,7 +79,7 @@ def _print(found: Sequence[PartitionSummary], now: float) -> None:
         }
         for one in found
     ]
-    print_table(table_of(rows), at_least=WIDTH)
+    print_table(table_of(rows), at_least=WIDE)
 
 
 def _age(moment: float | None, now: float) -> str:

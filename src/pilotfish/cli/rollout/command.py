@@ -10,7 +10,7 @@ from rich.text import Text
 
 from pilotfish.cli.options import JsonOption
 from pilotfish.cli.reading import LOCAL, ApiKeyEnvOption, from_file, read_statistics
-from pilotfish.cli.show import print_json, print_line, print_table, table_of
+from pilotfish.cli.show import WIDE, print_json, print_line, print_table, table_of
 from pilotfish.errors import InputError
 from pilotfish.printable import one_line
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Variants of speculation under traffic (docs/rollout.md).", no_args_is_help=True)
 
 ROUTE = "/v1/rollout"
-#: Characters, however narrow the terminal.
-TABLE_WIDTH = 160
 
 
 @app.command()
@@ -61,7 +59,7 @@ def _print(made: RolloutReport) -> None:
 
     for line in (*summary(made), ""):
         print_line(line)
-    print_table(table_of(_rows(made), left=("variant", "mean", "beside the holdout")), at_least=TABLE_WIDTH)
+    print_table(table_of(_rows(made), left=("variant", "mean", "beside the holdout")), at_least=WIDE)
     for line in ("", *notes(made)):
         print_line(line)
 

@@ -58,9 +58,12 @@ class PlacedModel(Struct, frozen=True, kw_only=True):
         return self.parts(load).seconds
 
     def parts(self, load: ForwardLoad) -> ForwardParts:
+        stored = self.model.read(load.rows) * BYTES[self.weights] + self.model.head * BYTES["bf16"]
+        peak = peak_of(self.device, self.weights)
+        assert peak is not None  # `place` refuses such a device
         return ForwardParts(
-            weights=self._streaming(load.rows),
-            products=self._products(load.rows),
+            weights=stored / (self.count * self.device.bandwidth * SHARES.weights.value),
+            products=2 * self.model.multiplied * load.rows / (self.count * peak * SHARES.products.value),
             kv=load.sequences * self.context_seconds(load.context),
             all_reduces=self.model.layers * 2 * self.all_reduce(load.rows) if self.count > 1 else 0.0,
             layers=self.model.layers * self.engine.layer.value,
@@ -76,15 +79,6 @@ class PlacedModel(Struct, frozen=True, kw_only=True):
         peak = peak_of(self.device, "bf16") or peak_of(self.device, self.weights)
         assert peak is not None
         return 2 * self.model.context_products(context) * rows / (self.count * peak * SHARES.products.value)
-
-    def _streaming(self, rows: int) -> float:
-        stored = self.model.read(rows) * BYTES[self.weights] + self.model.head * BYTES["bf16"]
-        return stored / (self.count * self.device.bandwidth * SHARES.weights.value)
-
-    def _products(self, rows: int) -> float:
-        peak = peak_of(self.device, self.weights)
-        assert peak is not None  # `place` refuses such a device
-        return 2 * self.model.multiplied * rows / (self.count * peak * SHARES.products.value)
 
     def all_reduce(self, rows: int) -> float:
         """Seconds of one all-reduce of `rows` hidden states: a ring passes 2 (n - 1) / n of their bytes."""

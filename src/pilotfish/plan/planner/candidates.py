@@ -147,7 +147,8 @@ def _apart(situation: Situation, left: Left, most: int, degrees: Sequence[int]) 
 
 
 def _by_how_much(situation: Situation) -> str:
-    rooms = [(_on(situation, offer.device(), _degree(offer.count)), offer) for offer in situation.devices]
+    most = ((max(degree for degree in TARGET_DEGREES if degree <= offer.count), offer) for offer in situation.devices)
+    rooms = [(_on(situation, offer.device(), degree), offer) for degree, offer in most]
     usable = [(placed, offer) for placed, offer in rooms if peak_of(placed.device, placed.weights)]
     if not usable:
         return f"a device whose peak for {situation.weights} is known"
@@ -155,7 +156,3 @@ def _by_how_much(situation: Situation) -> str:
     needed = math.ceil(placed.weight_bytes / (KV_MEMORY * placed.device.memory))
     missing = f"{-placed.kv_room / 1e9:.1f} GB of the weights in {situation.weights} do not fit in {KV_MEMORY:.0%}"
     return f"more memory than {placed.count} {offer.name}: {missing} of it; {needed} or more would do"
-
-
-def _degree(count: int) -> int:
-    return max(degree for degree in TARGET_DEGREES if degree <= count)

@@ -104,12 +104,8 @@ def _score(situation: Situation, one: Outlook) -> tuple[float, ...]:
         return (1.0, -one.capacity.tokens, 0.0)
     million = one.point.tokens * 3600 / 1e6
     cost = one.device_count / million if one.token_cost is None else one.token_cost.mean
-    both = [_rounded(cost), -_rounded(one.point.speed)]
+    both = [float(f"{value:.{DIGITS}g}") for value in (cost, -one.point.speed)]
     return (0.0, *(both if situation.objective == "cost" else reversed(both)), float(one.device_count))
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
 
 
 def _crossovers(situation: Situation, kinds: Iterable[Outlook]) -> Iterable[Crossover]:

@@ -49,8 +49,7 @@ def speculative_step(deployment: Deployment, sequences: int, context: float) -> 
     if draft is None:
         return None
     level = level_seconds(deployment, draft, sequences, context)
-    rounds = [_Round(deployment, tree, level, sequences, context) for tree in draft.acceptance.guesses]
-    steps = (one.in_turn() if deployment.mode == "sync" else one.beside() for one in rounds)
+    steps = (_guessed(deployment, draft, tree, level, sequences, context) for tree in draft.acceptance.guesses)
     return max(steps, key=lambda step: step.speed)
 
 
@@ -62,38 +61,29 @@ def level_seconds(deployment: Deployment, draft: DraftPlacement, sequences: int,
     return forward + draft.placed.engine.level.value
 
 
-class _Round:
-    def __init__(self, deployment: Deployment, tree: GuessedTree, level: float, sequences: int, context: float) -> None:
-        rows = sequences * (1 + tree.nodes)
-        self.tree, self.level = tree, level
-        self.resident = deployment.draft is not None and deployment.draft.resident
-        self.forward = deployment.target.parts(ForwardLoad(rows=rows, sequences=sequences, context=context))
-        self.host = deployment.target.engine.round.value
-        self.exchange = 0.0 if self.resident else deployment.link.exchange(rows * GUESS_BYTES)
-
-    def in_turn(self) -> DecodingStep:
-        drafting = self.tree.levels * self.level
-        seconds = sync_round(self.forward.seconds, self.level, self.tree.levels, self.host, self.exchange)
-        parts = {**_named(self.forward, self.host), "draft": drafting}
-        parts["link"] = parts.get("link", 0.0) + self.exchange
-        busy = 0.0 if self.resident else drafting
-        return DecodingStep(seconds=seconds, tokens=1 + self.tree.gained, parts=parts, tree=self.tree, draft_busy=busy)
-
-    def beside(self) -> DecodingStep:
-        """As deep as pays. A step commits no more tokens than levels are grown beside it: the tree must not shrink."""
-        verify, wanted = self.forward.seconds, 1 + STALE * self.tree.gained
-        depths = {levels_hidden(verify, self.level, self.exchange), *range(1, self.tree.levels + 2)}
-        both = {depth: max(verify, depth * self.level + self.exchange) for depth in depths}
-        timed = [(rerooted_round(both[depth], self.level, depth, SURVIVES, self.host), depth) for depth in depths]
+def _guessed(
+    deployment: Deployment, draft: DraftPlacement, tree: GuessedTree, level: float, sequences: int, context: float
+) -> DecodingStep:
+    """Async: as deep as pays. A step commits no more tokens than levels are grown beside it: the tree must not
+    shrink."""
+    rows, host = sequences * (1 + tree.nodes), deployment.target.engine.round.value
+    forward = deployment.target.parts(ForwardLoad(rows=rows, sequences=sequences, context=context))
+    exchange = 0.0 if draft.resident else deployment.link.exchange(rows * GUESS_BYTES)
+    verify, parts = forward.seconds, _named(forward, host)
+    if deployment.mode == "sync":
+        drafting = tree.levels * level
+        seconds, tokens = sync_round(verify, level, tree.levels, host, exchange), 1 + tree.gained
+        parts |= {"draft": drafting, "link": parts.get("link", 0.0) + exchange}
+        busy = 0.0 if draft.resident else drafting
+    else:
+        wanted = 1 + STALE * tree.gained
+        depths = {levels_hidden(verify, level, exchange), *range(1, tree.levels + 2)}
+        both = {depth: max(verify, depth * level + exchange) for depth in depths}
+        timed = [(rerooted_round(both[depth], level, depth, SURVIVES, host), depth) for depth in depths]
         seconds, depth = max(timed, key=lambda one: min(wanted, one[1]) / one[0])
-        waited = max(0.0, seconds - verify - self.host)
-        return DecodingStep(
-            seconds=seconds,
-            tokens=min(wanted, float(depth)),
-            parts={**_named(self.forward, self.host), "draft": waited},
-            tree=self.tree,
-            draft_busy=min(depth * self.level, seconds),
-        )
+        tokens, busy = min(wanted, float(depth)), min(depth * level, seconds)
+        parts["draft"] = max(0.0, seconds - verify - host)
+    return DecodingStep(seconds=seconds, tokens=tokens, parts=parts, tree=tree, draft_busy=busy)
 
 
 def _named(forward: ForwardParts, host: float) -> dict[str, float]:

@@ -125,11 +125,10 @@ class LoadedDeployment:
 
     def _ttft(self, rate: float, sequences: int, step: DecodingStep) -> float:
         """A prompt waits for earlier ones and for the step that it comes in; its chunks ride on steps."""
-        apart = prompts_apart(self.deployment, self.demand)
-        if apart is None or self.deployment.prefill is None:
+        if (prefill := self.deployment.prefill) is None:
             load = prompts_beside(self.deployment, self.demand, sequences)
             return wait_seconds(rate, load) + load.busy + (0.5 + load.chunks) * step.seconds
-        arrivals = rate * self.deployment.replicas / self.deployment.prefill.workers
+        apart, arrivals = prompts_apart(prefill, self.demand), rate * self.deployment.replicas / prefill.workers
         computed = wait_seconds(arrivals, apart) + apart.busy + hand_over_seconds(self.deployment, self.demand)
         return computed + 1.5 * step.seconds
 
@@ -141,8 +140,8 @@ class LoadedDeployment:
             reading = all_of_them * demand.mean(alone) / draft.workers
             used["draft"] = reading
             used["draft at work"] = min(1.0, reading + step.draft_busy / step.seconds * rate * decoding)
-        if (apart := prompts_apart(deployment, demand)) is not None and deployment.prefill is not None:
-            used["prefill"] = all_of_them * apart.busy / deployment.prefill.workers
+        if (prefill := deployment.prefill) is not None:
+            used["prefill"] = all_of_them * prompts_apart(prefill, demand).busy / prefill.workers
         return used
 
 

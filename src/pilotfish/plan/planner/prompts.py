@@ -5,7 +5,7 @@ from msgspec import Struct
 
 from pilotfish.config.hardware.cost import ForwardLoad, PlacedModel
 from pilotfish.plan.planner.demand import Demand
-from pilotfish.plan.planner.deployment import Deployment
+from pilotfish.plan.planner.deployment import Deployment, PrefillPlacement
 
 #: Rows of a forward of prompts alone.
 CHUNK = 2048
@@ -54,10 +54,8 @@ def prompts_beside(deployment: Deployment, demand: Demand, sequences: int) -> Pr
     return _work(demand, busy, [kind[0].chunks for kind in times])
 
 
-def prompts_apart(deployment: Deployment, demand: Demand) -> PromptWork | None:
-    if deployment.prefill is None:
-        return None
-    times = [prompt_time(deployment.prefill.placed, kind.prompt, demand.shared) for kind in demand.requests]
+def prompts_apart(prefill: PrefillPlacement, demand: Demand) -> PromptWork:
+    times = [prompt_time(prefill.placed, kind.prompt, demand.shared) for kind in demand.requests]
     return _work(demand, [time.alone for time in times], [time.chunks for time in times])
 
 

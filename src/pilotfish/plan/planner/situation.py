@@ -81,14 +81,12 @@ class Situation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         names = [offer.name.lower() for offer in self.devices]
         if not names or len(set(names)) < len(names):
             raise ParameterError("devices", names, "one device or more, each named once")
-        models = [draft.model for draft in self.drafts]
-        for field, model in (("target", self.target), *(("draft", name) for name in models)):
-            look_up(MODELS, field, "models", model)
+        self.model, self.constants, self.network  # noqa: B018  # all are looked up
         for draft in self.drafts:
+            look_up(MODELS, "draft", "models", draft.model)
             draft.acceptance(self.target)
         for offer in self.devices:
             offer.device()
-        self.constants, self.network  # noqa: B018  # both are looked up
 
     @property
     def model(self) -> ModelShape:

@@ -75,8 +75,8 @@ class Simulation:
         ]
         self.targets = [self._make_target(number) for number in range(setup.targets)]
         self._steps = [list[StepRecord]() for _ in self.targets]
-        for number, target in enumerate(self.targets):
-            target.worker.observe = partial(self._observed, number)
+        for target, steps in zip(self.targets, self._steps, strict=True):
+            target.worker.observe = steps.append
         if self._pools:
             self._tick()
         self.events.run(until=lambda: all(drafter.ready for drafter in self._drafters))
@@ -117,17 +117,10 @@ class Simulation:
             times.first = now
         times.tokens += len(commit.tokens)
         if commit.request.finish_reason is not None:
-            self._ended(commit.request, times.target)
             times.ended = now
             self._running -= 1
             if self._concurrency and self._left:
                 self._submit(times.target)
-
-    def _ended(self, request: Request, target: int) -> None:
-        """For subclasses."""
-
-    def _observed(self, target: int, step: StepRecord) -> None:
-        self._steps[target].append(step)
 
     def _make_target(self, number: int) -> VirtualTarget:
         def make(clock: VirtualClock) -> Drafter:

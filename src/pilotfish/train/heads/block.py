@@ -13,13 +13,6 @@ from pilotfish.train.heads.layers import Layer, Norm, scores_of
 from pilotfish.train.heads.trainee import Chains, Lesson, Shared, Trainee
 
 
-class Markov(nn.Module):
-    def __init__(self, vocab: int, draft_vocab: int, rank: int) -> None:
-        super().__init__()
-        self.w1 = nn.Embedding(vocab, rank)
-        self.w2 = nn.Linear(rank, draft_vocab, bias=False)
-
-
 class BlockTrainee(Trainee):
     """Places of a lesson are its anchors."""
 
@@ -28,15 +21,16 @@ class BlockTrainee(Trainee):
         self.head, decoder = head, head.decoder
         self.layers = nn.ModuleList(Layer(decoder) for _ in range(decoder.layers))
         self.norm = Norm(decoder.hidden, decoder.eps)
-        self.markov = Markov(len(shared.embedding), len(shared.output), head.markov_rank)
-        self.confidence = nn.Linear(decoder.hidden + head.markov_rank, 1)
+        vocab, draft_vocab, rank = len(shared.embedding), len(shared.output), head.markov_rank
+        self.markov = nn.ModuleDict({"w1": nn.Embedding(vocab, rank), "w2": nn.Linear(rank, draft_vocab, bias=False)})
+        self.confidence = nn.Linear(decoder.hidden + rank, 1)
 
     def forward(self, lesson: Lesson) -> Chains:
         hidden = self.norm(self._blocks(lesson))  # [rows, anchors, block, hidden]
         logits, confidence = [], []
         for slot in range(self.head.block):
-            before = self.markov.w1(lesson.tokens.gather(1, lesson.places + slot))
-            logits.append(self.logits(hidden[:, :, slot]) + self.markov.w2(before))
+            before = self.markov["w1"](lesson.tokens.gather(1, lesson.places + slot))
+            logits.append(self.logits(hidden[:, :, slot]) + self.markov["w2"](before))
             seen = torch.cat((hidden[:, :, slot], before), -1).detach()
             confidence.append(self.confidence(seen)[..., 0].float())
         return Chains(logits, confidence)

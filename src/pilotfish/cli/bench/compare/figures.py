@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 from pilotfish.cli.bench.compare.peer import PLAIN, Generated
 from pilotfish.cli.bench.contestants import OFF, over, rates
 from pilotfish.cli.bench.report import Row, Spread, distinct_ngrams, equal_share
-from pilotfish.cli.pages.charts import Axis, rect, ruled, svg, text
+from pilotfish.cli.pages.charts import BOTTOM, Axis, rect, ruled, svg, text
 from pilotfish.cli.pages.document import tag
 
 TRANSFORMERS = "transformers"
@@ -88,7 +88,7 @@ def ratios_of(field: Mapping[str, Contender], rounds: Rounds) -> list[Row]:
 PILOTFISH = "Pilotfish"
 TITLE = "Tokens a second, one request at a time"
 #: In the units in which text has 11. Names stand to the left of the bars.
-WIDTH, NAMES, ROW, TOP, BOTTOM = 640, 220, 22, 34, 38
+WIDTH, NAMES, ROW, TOP = 640, 220, 22, 34
 #: Light and dark, as the page that it stands on.
 STYLE = """
 text { font: 11px system-ui, sans-serif; fill: #1c2430 } .title { font-size: 13px; font-weight: 600 }
@@ -105,15 +105,11 @@ def headline(compared: Mapping[str, Any]) -> Element:
     ranked = sorted(medians, key=lambda name: -medians[name])
     axis = Axis.up_to("tokens a second", medians[ranked[0]] * 1.05)
     height, room = TOP + ROW * len(ranked) + BOTTOM, WIDTH - NAMES - 60
-    parts = ruled(axis, NAMES, room, TOP - 4, height - BOTTOM)
-    parts += [text(NAMES + room / 2, height - 5, axis.label, "middle"), text(8, 18, TITLE, style="title")]
+    parts = [*ruled(axis, NAMES, room, TOP - 4, height), text(8, 18, TITLE, style="title")]
     for place, name in enumerate(ranked):
         style = "plain" if name == OFF else "ours" if name in own else "other"
-        parts += _bar(name, medians[name], TOP + ROW * place, axis.share(medians[name]) * room, style)
+        top, wide = TOP + ROW * place, axis.share(medians[name]) * room
+        parts.append(text(NAMES - 8, top + ROW / 2 + 3, name if style == "other" else f"{PILOTFISH}, {name}", "end"))
+        parts.append(rect(NAMES, top, max(wide, 1.0), ROW - 6, style))
+        parts.append(text(NAMES + wide + 6, top + ROW / 2 + 3, f"{medians[name]:.1f}"))
     return svg(TITLE, WIDTH, height, tag("style", STYLE), *parts)
-
-
-def _bar(name: str, speed: float, top: float, wide: float, style: str) -> Sequence[Element]:
-    middle, shown = top + ROW / 2 + 3, name if style == "other" else f"{PILOTFISH}, {name}"
-    bar = rect(NAMES, top, max(wide, 1.0), ROW - 6, style)
-    return text(NAMES - 8, middle, shown, "end"), bar, text(NAMES + wide + 6, middle, f"{speed:.1f}")

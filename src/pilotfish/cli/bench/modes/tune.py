@@ -54,7 +54,8 @@ def run_tune(options: BenchOptions, progress: ProgressBar) -> Report:
     """Searches among off, the default, and `candidates` settings drawn from the grid; then the winner, the default and
     off play `repeats` fresh rounds, and what is reported, and written to `save`, is the best of these."""
     off, *grid = grid_of(options if options.splits else replace(options, splits=" ".join(even_splits())))
-    default = default_of(options)
+    fields = {name: getattr(EngineConfig, name) for name in FIELDS["sync"]}  # what `serve` does with a pair
+    default = Setting(DEFAULT, "sync", {**fields, "draft": options.models().draft})
     chosen = [default, *sample(grid, options.candidates, options.seed)]
     number = options.concurrency * options.batches
     total = sum((count + 1) * (rounds + 1) for count, rounds in rungs(len(chosen), FIRST_ROUNDS))
@@ -84,12 +85,6 @@ def run_tune(options: BenchOptions, progress: ProgressBar) -> Report:
         said = f"{results['verdict']}; {options.concurrency} at a time"
         write_toml(said, config_of_setting(best, options), options.save)
     return Report(results, unshown=UNSHOWN)
-
-
-def default_of(options: BenchOptions) -> Setting:
-    """What `serve` does with a pair: sync, with the defaults of EngineConfig."""
-    fields = {name: getattr(EngineConfig, name) for name in FIELDS["sync"]}
-    return Setting(DEFAULT, "sync", {**fields, "draft": options.models().draft})
 
 
 def sample(grid: Sequence[Setting], number: int, seed: int) -> list[Setting]:

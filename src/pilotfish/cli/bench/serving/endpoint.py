@@ -29,11 +29,8 @@ class ServedEndpoint:
 
     def body(self, request: ServerRequest, history: Sequence[Message]) -> dict[str, Any]:
         told = {"continuous_usage_stats": True} if self.owner in (OURS, VLLM) else {}
-        if request.prompt and not self.chat:
-            asked: dict[str, Any] = {"prompt": request.prompt}
-        else:
-            messages = said(request, history)
-            asked = {"messages": messages} if self.chat else {"prompt": joined(messages)}
+        messages = said(request, history)
+        asked: dict[str, Any] = {"messages": messages} if self.chat else {"prompt": joined(messages)}
         return {
             "model": self.model,
             **asked,

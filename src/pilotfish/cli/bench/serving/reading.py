@@ -4,34 +4,28 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from msgspec import Struct
-
 from pilotfish.cli.bench.serving.client import SHOWN, Answer, Event
 from pilotfish.cli.bench.serving.requests import Message
 
 OK = 200
 
 
-class AnswerEnd(Struct, frozen=True):
-    """How an answer ended; it is whole without an error."""
-
-    reason: str | None  # of its output
-    error: str = ""
+def finish_reason(answer: Answer) -> str | None:
+    choices = (choice for event in answer.events for choice in _choices(event.data))
+    return next((choice["finish_reason"] for choice in choices if choice.get("finish_reason")), None)
 
 
-def finish_of(answer: Answer) -> AnswerEnd:
-    """A stream has ended well by `[DONE]`, or else by its output's finish_reason: not all servers send the former."""
+def error_of(answer: Answer) -> str:
+    """Empty where the answer is whole. A stream has ended well by `[DONE]`, or else by its output's finish_reason: not
+    all servers send the former."""
     data = [event.data for event in answer.events]
-    reason = next((c["finish_reason"] for one in data for c in _choices(one) if c.get("finish_reason")), None)
     told = next((_error_text(one["error"]) for one in data if one.get("error")), "")
     if answer.status and answer.status != OK:
         other = next((str(one)[:SHOWN] for one in data), "no reason given")
-        return AnswerEnd(reason, f"HTTP {answer.status}: {told or answer.problem or other}")
-    if told or answer.problem:
-        return AnswerEnd(reason, told or answer.problem)
-    if not answer.ended and reason is None:
-        return AnswerEnd(reason, "the answer broke off" if answer.status else "no answer came")
-    return AnswerEnd(reason)
+        return f"HTTP {answer.status}: {told or answer.problem or other}"
+    if told or answer.problem or answer.ended or finish_reason(answer) is not None:
+        return told or answer.problem
+    return "the answer broke off" if answer.status else "no answer came"
 
 
 def _error_text(error: Any) -> str:
@@ -46,24 +40,14 @@ def _said(choice: Mapping[str, Any]) -> Mapping[str, Any]:
     return choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
 
 
-def _pieces(data: Mapping[str, Any]) -> tuple[str, list[Mapping[str, Any]]]:
-    """What an event adds to the output: text, reasoning included, and parts of calls."""
+def generated_text(event: Event) -> str:
+    """What an event adds to the output: text, reasoning included, then names and arguments of calls."""
     text, calls = "", list[Mapping[str, Any]]()
-    for said in map(_said, _choices(data)):
+    for said in map(_said, _choices(event.data)):
         text += "".join(said.get(name) or "" for name in ("reasoning_content", "reasoning", "content"))
         calls += said.get("tool_calls") or ()
-    return text, calls
-
-
-def text_of_answer(answer: Answer) -> str:
-    """All that was generated, arguments of calls included."""
-    parts = [_pieces(event.data) for event in answer.events]
-    return "".join(text + "".join(map(_arguments, calls)) for text, calls in parts)
-
-
-def _arguments(call: Mapping[str, Any]) -> str:
-    function = call.get("function") or {}
-    return (function.get("name") or "") + (function.get("arguments") or "")
+    functions = [call.get("function") or {} for call in calls]
+    return text + "".join(one.get(name) or "" for one in functions for name in ("name", "arguments"))
 
 
 def reply_of(answer: Answer) -> Message:
@@ -81,7 +65,7 @@ def token_times(answer: Answer, tokens: int) -> list[float]:
     """When each token came, in moments of the host's monotonic clock; those of one event together, as the server's
     running usage says. Without one, an event has a token if there are as many of both, else its share of the text."""
     running = [event for event in answer.events if _choices(event.data) and event.data.get("usage")]
-    events = [event for event in answer.events if content_size(event)]
+    events = [event for event in answer.events if generated_text(event)]
     if running and all(event.data.get("usage") for event in events):
         counts = [int(event.data["usage"].get("completion_tokens") or 0) for event in running]
         return _spread(running, [min(count, tokens) for count in counts])
@@ -89,13 +73,8 @@ def token_times(answer: Answer, tokens: int) -> list[float]:
         return []
     if len(events) == tokens:
         return [event.at for event in events]
-    sizes = list(accumulate(content_size(event) for event in events))
+    sizes = list(accumulate(len(generated_text(event)) for event in events))
     return _spread(events, [max(1, round(tokens * size / sizes[-1])) if tokens else 0 for size in sizes])
-
-
-def content_size(event: Event) -> int:
-    text, calls = _pieces(event.data)
-    return len(text) + sum(len(_arguments(call)) for call in calls)
 
 
 def _spread(events: Sequence[Event], counts: Sequence[int]) -> list[float]:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from pilotfish.cli.bench.serving.acceptance import Accepted, accepted_of
 from pilotfish.cli.bench.serving.client import Answer
-from pilotfish.cli.bench.serving.reading import content_size, finish_of, text_of_answer, token_times, usage_of
+from pilotfish.cli.bench.serving.reading import error_of, finish_reason, generated_text, token_times, usage_of
 from pilotfish.cli.bench.serving.sending import Sent
 
 #: How an answer's tokens were counted.
@@ -57,9 +57,8 @@ class SentRequest(Struct, frozen=True, kw_only=True):
 def record_of(sent: Sent, began: float, tokenizer: Any) -> SentRequest:
     """`began` is the load's beginning; `tokenizer` counts tokens where the server does not, and may be None."""
     answer, request = sent.answer(), sent.request
-    finish, usage = finish_of(answer), usage_of(answer)
+    usage, error = usage_of(answer), sent.error or error_of(answer)
     tokens, counted_by = _tokens(answer, usage, tokenizer)
-    error = sent.error or finish.error
     times = [] if error else [round(at - began, 6) for at in token_times(answer, tokens)]
     details = usage.get("prompt_tokens_details") or {}
     return SentRequest(
@@ -76,7 +75,7 @@ def record_of(sent: Sent, began: float, tokenizer: Any) -> SentRequest:
         prompt_tokens=usage.get("prompt_tokens"),
         cached_tokens=details.get("cached_tokens"),
         counted_by=counted_by,
-        finish_reason=finish.reason,
+        finish_reason=finish_reason(answer),
         error=error,
         accepted=accepted_of(answer),
     )
@@ -85,6 +84,7 @@ def record_of(sent: Sent, began: float, tokenizer: Any) -> SentRequest:
 def _tokens(answer: Answer, usage: Mapping[str, Any], tokenizer: Any) -> tuple[int, str]:
     if "completion_tokens" in usage:
         return int(usage["completion_tokens"]), USAGE
+    texts = [generated_text(event) for event in answer.events]
     if tokenizer is not None:
-        return len(tokenizer.encode(text_of_answer(answer), add_special_tokens=False).ids), TOKENIZER
-    return sum(content_size(event) > 0 for event in answer.events), EVENTS
+        return len(tokenizer.encode("".join(texts), add_special_tokens=False).ids), TOKENIZER
+    return sum(map(bool, texts)), EVENTS

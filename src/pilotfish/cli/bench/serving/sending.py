@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pilotfish.cli.bench.serving.client import Answer, Exchange
 from pilotfish.cli.bench.serving.endpoint import ServedEndpoint
-from pilotfish.cli.bench.serving.reading import finish_of, reply_of
+from pilotfish.cli.bench.serving.reading import error_of, reply_of
 from pilotfish.cli.bench.serving.requests import Message, RequestSession, ServerRequest, said
 
 
@@ -73,7 +73,7 @@ class Sending:
             if request is session.turns[-1]:
                 return
             answer = sent.answer()
-            if finish_of(answer).error:
+            if error_of(answer):
                 return
             history = [*said(request, history), reply_of(answer)]
 
@@ -88,7 +88,7 @@ class Sending:
             why = late if isinstance(error, TimeoutError) else f"connection: {error.strerror or error}"
             await self._check()
             return Sent(request, due, began, time.perf_counter(), None, why)
-        if not spoken.whole and finish_of(sent.answer()).error:
+        if not spoken.whole and error_of(sent.answer()):
             await self._check()
         return sent
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pilotfish.cli.bench.contestants import Run
 from pilotfish.cli.bench.options import BenchOptions
-from pilotfish.cli.bench.report import ProgressBar, Report, Row, write_toml
+from pilotfish.cli.bench.report import ProgressBar, Report, write_toml
 from pilotfish.cli.bench.tasks.success import Asked, asked_tasks, failures_of, run_tasks
 from pilotfish.cli.bench.tasks.tasks import Judge
 from pilotfish.core.drafting.vocabulary import why_ids_differ
@@ -62,11 +62,12 @@ def report_of(tasks: Sequence[CascadedTask], options: BenchOptions) -> Report:
     found = outcomes(choosing)
     best = chosen(found, options.loss)
     honest = outcome(judging, best.threshold)
+    named = {task.category: [one for one in judging if one.category == task.category] for task in judging}
     results: dict[str, Any] = {
         "thresholds": [vars(one) for one in found],
         "chosen": vars(best),
         "on_the_other_half": vars(honest),
-        "categories": category_rows(judging, best.threshold),
+        "categories": [{"category": name, **vars(outcome(own, best.threshold))} for name, own in named.items()],
     }
     if options.save is not None:
         said = (
@@ -75,11 +76,6 @@ def report_of(tasks: Sequence[CascadedTask], options: BenchOptions) -> Report:
         )
         write_toml(said, {"threshold": best.threshold, "tokens": options.tokens}, options.save)
     return Report(results)
-
-
-def category_rows(tasks: Sequence[CascadedTask], threshold: float) -> list[Row]:
-    own = {name: [task for task in tasks if task.category == name] for name in dict.fromkeys(t.category for t in tasks)}
-    return [{"category": name, **vars(outcome(each, threshold))} for name, each in own.items()]
 
 
 #: Thresholds are rounded down to so many parts of 1.

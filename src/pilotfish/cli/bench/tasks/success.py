@@ -40,18 +40,15 @@ def run_eval(options: BenchOptions, progress: ProgressBar) -> Report:
     progress.total = len(modes) * len(asked)
     runs = {mode: run_tasks(options.engine_config(mode=mode), asked, options, progress) for mode in modes}
     failures = {mode: failures_of(asked, run, judge) for mode, run in runs.items()}
-    unequal = [len({tuple(run.outputs[i]) for run in runs.values()}) > 1 for i in range(len(asked))]
+    outcomes = [_outcome(i, each, runs, failures) for i, each in enumerate(asked)]
+    unequal = sum(not row["equal"] for row in outcomes)
     names = dict.fromkeys(each.category for each in asked)
-    results = {
-        "categories": [_row(name, asked, runs, failures, unequal) for name in names],
-        "outcomes": [_outcome(i, each, runs, failures, unequal) for i, each in enumerate(asked)],
-        "unequal": sum(unequal),
-    }
+    results = {"categories": [_row(name, outcomes, runs) for name in names], "outcomes": outcomes, "unequal": unequal}
     if judge.sandbox is not None:
         results["programs_confined_to_their_directory"] = judge.sandbox.confines_files
     else:
         results["left_out"] = f"{CODE}: --allow-code-execution runs it"
-    return Report(results, failed=options.precision == "float32" and any(unequal))
+    return Report(results, failed=options.precision == "float32" and unequal > 0)
 
 
 def chosen_tasks(options: BenchOptions) -> dict[str, list[Task]]:
@@ -103,28 +100,21 @@ def _failure(asked: Asked, text: str, end: str, judge: Judge) -> str:
     return one_line(cut + why)[:MAX_REASON]
 
 
-def _row(
-    category: str,
-    asked: Sequence[Asked],
-    runs: Mapping[Mode, Run],
-    failures: Mapping[Mode, Sequence[str]],
-    unequal: Sequence[bool],
-) -> Row:
-    own = [i for i, each in enumerate(asked) if each.category == category]
-    row: Row = {"category": category, "tasks": len(own), "unequal": sum(unequal[i] for i in own)}
+def _row(category: str, outcomes: Sequence[Row], runs: Mapping[Mode, Run]) -> Row:
+    own = [i for i, each in enumerate(outcomes) if each["category"] == category]
+    row: Row = {"category": category, "tasks": len(own), "unequal": sum(not outcomes[i]["equal"] for i in own)}
     for mode, run in runs.items():
-        successes, steps = sum(not failures[mode][i] for i in own), sum(run.stats[i].verify_steps for i in own)
+        successes, steps = sum(outcomes[i][mode] for i in own), sum(run.stats[i].verify_steps for i in own)
         row[f"{mode}_successes"], row[f"{mode}_success_rate"] = successes, successes / len(own)
         row[f"{mode}_tokens_per_verify_step"] = sum(len(run.outputs[i]) for i in own) / steps
     return row
 
 
-def _outcome(
-    i: int, asked: Asked, runs: Mapping[Mode, Run], failures: Mapping[Mode, Sequence[str]], unequal: Sequence[bool]
-) -> Row:
+def _outcome(i: int, asked: Asked, runs: Mapping[Mode, Run], failures: Mapping[Mode, Sequence[str]]) -> Row:
     """`reason` is that of the first mode that failed."""
-    first = next(iter(runs.values()))
+    first, *others = runs.values()
     row: Row = {"category": asked.category, "task": asked.task.id, "tokens": len(first.outputs[i])}
-    row |= {"cut_off": first.ends[i] == FinishReason.LENGTH, "equal": not unequal[i]}
+    row["cut_off"] = first.ends[i] == FinishReason.LENGTH
+    row["equal"] = all(other.outputs[i] == first.outputs[i] for other in others)
     row |= {mode: not failures[mode][i] for mode in runs}
     return {**row, "reason": next((failures[mode][i] for mode in runs if failures[mode][i]), "")}
