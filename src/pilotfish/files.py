@@ -3,7 +3,8 @@ writer."""
 
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pilotfish.errors import ParameterError
@@ -40,12 +41,19 @@ def file_text(field: str, path: Path, form: str = "text") -> str:
         raise ParameterError(field, str(path), f"{form} in UTF-8") from error
 
 
-def read_start(path: Path, most: int) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | SAFELY)
+@contextmanager
+def opened(path: Path, flags: int) -> Iterator[int]:
+    """A descriptor, as long as the context lasts. Only its owner can read a new file."""
+    descriptor = os.open(path, flags, 0o600)
     try:
-        return os.read(descriptor, most)
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def read_start(path: Path, most: int) -> bytes:
+    with opened(path, os.O_RDONLY | SAFELY) as descriptor:
+        return os.read(descriptor, most)
 
 
 def write_all(descriptor: int, data: memoryview) -> None:

@@ -15,7 +15,7 @@ import re
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +23,7 @@ import msgspec
 
 from pilotfish.core.cache.prefix_keys import KEY_BYTES, Key
 from pilotfish.errors import ParameterError
-from pilotfish.files import SAFELY, UNFINISHED, read_start, try_lock, write_whole
+from pilotfish.files import SAFELY, UNFINISHED, opened, read_start, try_lock, write_whole
 from pilotfish.kv.objects import FORMAT_VERSION, ObjectFormat
 from pilotfish.printable import one_line
 
@@ -175,16 +175,17 @@ class OwnedDirectory:
 
 def own_for(field: str, directory: Path, objects: ObjectFormat) -> OwnedDirectory:
     """Made if its parent exists. ParameterError, naming `field`, where it cannot be owned."""
-    with refusing(field, directory):
+    with refusing(field, directory), ExitStack() as undo:
         directory.mkdir(mode=0o700, exist_ok=True)
         owned = OwnedDirectory(field, directory)
-        with releasing_if_it_fails(owned):
-            written = _set_aside(field, directory)
-            if written is None:
-                write_manifest(directory, objects)
-            elif written != objects:
-                allowed = f"{OURS} of this model with these settings; this one's is of others, and may be purged"
-                raise ParameterError(field, str(directory), allowed)
+        undo.callback(owned.close)
+        written = _set_aside(field, directory)
+        if written is None:
+            write_manifest(directory, objects)
+        elif written != objects:
+            allowed = f"{OURS} of this model with these settings; this one's is of others, and may be purged"
+            raise ParameterError(field, str(directory), allowed)
+        undo.pop_all()
     return owned
 
 
@@ -200,17 +201,10 @@ def _set_aside(field: str, directory: Path) -> ObjectFormat | None:
 
 def owner(directory: Path) -> str | None:
     """The process that owns the directory, as the lock says; None if there is none."""
-    path = directory / LOCK
-    try:
-        descriptor = os.open(path, os.O_RDONLY | SAFELY)
-    except FileNotFoundError:
-        return None
-    try:
-        if try_lock(descriptor, fcntl.LOCK_SH):
-            return None
-        return one_line(read_start(path, _MAX_SMALL_FILE).decode(errors="replace"))
-    finally:
-        os.close(descriptor)
+    with suppress(FileNotFoundError), opened(directory / LOCK, os.O_RDONLY | SAFELY) as descriptor:
+        if not try_lock(descriptor, fcntl.LOCK_SH):
+            return one_line(os.read(descriptor, _MAX_SMALL_FILE).decode(errors="replace"))
+    return None
 
 
 def _is_still(descriptor: int, path: Path) -> bool:
@@ -219,15 +213,6 @@ def _is_still(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
     except FileNotFoundError:
         return False
-
-
-@contextmanager
-def releasing_if_it_fails(owned: OwnedDirectory) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        owned.close()
-        raise
 
 
 @contextmanager

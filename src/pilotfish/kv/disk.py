@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, Key
 from pilotfish.errors import ParameterError
-from pilotfish.kv.directory import found_files, object_path, own_for, refusing, releasing_if_it_fails
+from pilotfish.kv.directory import found_files, object_path, own_for, refusing
 from pilotfish.kv.objects import Damage, KVObject, ObjectFormat
 
 #: Seconds without writes after one failed.
@@ -60,8 +60,10 @@ class DiskStore:
         self._stuck: set[Key] = set()  # their files could not be removed, and still take room
         self._directory = directory
         self._owned = own_for("kv_disk", directory, self._format)
-        with releasing_if_it_fails(self._owned), refusing("kv_disk", directory):
+        with refusing("kv_disk", directory), ExitStack() as undo:
+            undo.callback(self.close)
             self._rebuild()
+            undo.pop_all()
 
     def close(self) -> None:
         self._owned.close()

@@ -32,7 +32,7 @@ from isal import isal_zlib
 from numpy.typing import NDArray
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, Key
-from pilotfish.files import SAFELY, UNFINISHED, write_all
+from pilotfish.files import SAFELY, UNFINISHED, opened, write_all
 
 FORMAT_VERSION = 1
 
@@ -96,12 +96,9 @@ class ObjectFormat:
         """Write a whole file or none. OSError where that fails."""
         unfinished = path.with_suffix(UNFINISHED)
         try:
-            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | SAFELY, 0o600)
-            try:
+            with opened(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | SAFELY) as descriptor:
                 write_all(descriptor, memoryview(self._head(kv)))
                 write_all(descriptor, kv.data.data)
-            finally:
-                os.close(descriptor)
             unfinished.rename(path)
         except OSError:
             with suppress(OSError):
@@ -111,21 +108,18 @@ class ObjectFormat:
     def read(self, path: Path, key: Key) -> KVObject | Damage:
         """The object, every byte verified, or its damage. OSError where the file cannot be read."""
         try:
-            descriptor = os.open(path, os.O_RDONLY | SAFELY)
+            with opened(path, os.O_RDONLY | SAFELY) as descriptor:
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
+                    return Damage.KIND
+                if status.st_size != self.file_bytes:
+                    return Damage.SIZE
+                contents = np.empty(self.file_bytes, np.uint8)
+                return self._parse(key, contents) if _read_all(descriptor, contents.data) else Damage.SIZE
         except OSError as error:
             if error.errno in _NO_FILE:
                 return Damage.KIND
             raise
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                return Damage.KIND
-            if status.st_size != self.file_bytes:
-                return Damage.SIZE
-            contents = np.empty(self.file_bytes, np.uint8)
-            return self._parse(key, contents) if _read_all(descriptor, contents.data) else Damage.SIZE
-        finally:
-            os.close(descriptor)
 
     def _head(self, kv: KVObject) -> bytes:
         fields = _FIELDS.pack(_MAGIC, FORMAT_VERSION, OBJECT_TOKENS, self.object_bytes, self.shape, kv.key, kv.checksum)

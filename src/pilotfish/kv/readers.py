@@ -13,6 +13,7 @@ from isal import isal_zlib
 from pilotfish.core.prefilling.prefill_messages import SharedMemory
 from pilotfish.core.prefilling.segments import SegmentReference
 from pilotfish.errors import SegmentError
+from pilotfish.files import opened
 from pilotfish.kv.arena import SEALS, ArenaPlan, Bytes
 
 
@@ -82,13 +83,10 @@ def _mapped(offer: SharedMemory) -> Bytes:
     path = Path(f"/proc/{offer.pid}/fd/{offer.descriptor}")
     if not str(path.readlink()).startswith("/memfd:"):
         raise ValueError(f"{path} is no shared memory")  # and opening it might do something
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
+    with opened(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK) as descriptor:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size != offer.size:
             raise ValueError(f"{path} has not the size that was told")
         if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS != SEALS:
             raise ValueError(f"{path} may change its size")
         return np.frombuffer(mmap.mmap(descriptor, offer.size, prot=mmap.PROT_READ), np.uint8)
-    finally:
-        os.close(descriptor)

@@ -1,5 +1,6 @@
 """Folders of captured rows: what is written is read, within bounds, whatever happens to the files."""
 
+import math
 import os
 import stat
 import time
@@ -16,7 +17,7 @@ from pilotfish.operate.capture import store as store_module
 from pilotfish.operate.capture.folder import ClaimedFolder, found_rows, partition_of, partitions
 from pilotfish.operate.capture.rows import CapturedRow, framed, rows_of, token_bytes
 from pilotfish.operate.capture.store import FILE_SECONDS, CaptureStore, Retention
-from pilotfish.operate.capture.upkeep import purge_before, purge_client, purge_rows, read_rows_of, summarize_partitions
+from pilotfish.operate.capture.upkeep import purge_before, purge_client, read_rows_of, summarize_partitions
 
 WEEK = 7 * 86400.0
 START = 1_764_000_000.0
@@ -176,11 +177,11 @@ def test_purging_beside_a_server(server: Server) -> None:
     server.add("chat")
     gone = purge_client(server.path, "search")
     assert gone.files == 1 and gone.bytes == len(framed(row()))
-    assert [one.name for one in summarize_partitions(server.path)] == [server.store._folder.partition("chat")]
+    assert [one.name for one in summarize_partitions(server.path)] == [partition_of("chat", server.store._folder.salt)]
     server.add("search")
     assert len(server.rows()) == 2
     assert purge_client(server.path, "nobody").files == 0
-    assert purge_rows(server.path).files == 2 and server.rows() == []
+    assert purge_before(server.path, math.inf).files == 2 and server.rows() == []
     server.add("search")
     assert len(server.rows()) == 1
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -58,7 +59,7 @@ def purge(
             raise ParameterError("before", before, "an ISO time, or an age as in 36h or 7d") from error
         gone = upkeep.purge_before(directory, oldest)
     else:
-        gone = upkeep.purge_rows(directory)
+        gone = upkeep.purge_before(directory, math.inf)
     if json:
         print_json({"directory": str(directory), **asdict(gone)})
     else:

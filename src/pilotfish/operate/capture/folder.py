@@ -18,7 +18,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,23 +59,18 @@ class ClaimedFolder:
     def __init__(self, path: Path) -> None:
         """Makes the folder if its parent exists. ParameterError for one that cannot be used."""
         self.path = path
-        with refusing(path):
+        with refusing(path), ExitStack() as undo:
             path.mkdir(mode=0o700, exist_ok=True)
             self._begin()
             self._lock = _locked(path)
-            try:
-                self.salt = _salt(path)
-                if not _has_manifest(path):
-                    _begin_manifest(path)
-            except BaseException:
-                self.release()
-                raise
+            undo.callback(self.release)
+            self.salt = _salt(path)
+            if not _has_manifest(path):
+                _begin_manifest(path)
+            undo.pop_all()
 
     def release(self) -> None:
         os.close(self._lock)
-
-    def partition(self, client: str) -> str:
-        return partition_of(client, self.salt)
 
     def _begin(self) -> None:
         names = set(os.listdir(self.path))  # noqa: PTH208

@@ -8,8 +8,8 @@ from itertools import count
 from pathlib import Path
 
 from pilotfish.errors import ParameterError
-from pilotfish.files import SAFELY, write_all
-from pilotfish.operate.capture.folder import ClaimedFolder, found_rows, read_salt, remove, row_file
+from pilotfish.files import SAFELY, opened, write_all
+from pilotfish.operate.capture.folder import ClaimedFolder, found_rows, partition_of, read_salt, remove, row_file
 from pilotfish.operate.capture.rows import CapturedRow, framed
 
 #: Limits of a file, in bytes and time: a row beyond them begins another file.
@@ -46,7 +46,7 @@ class CaptureStore:
         self._folder.release()
 
     def add(self, client: str, rows: Sequence[CapturedRow]) -> None:
-        data, partition = b"".join(map(framed, rows)), self._folder.partition(client)
+        data, partition = b"".join(map(framed, rows)), partition_of(client, self._folder.salt)
         self._make_room(len(data))
         current, time = self._current.get(partition), rows[0].time
         in_hour = current is not None and current.begun <= time < current.begun + FILE_SECONDS
@@ -111,8 +111,7 @@ def _size(path: Path) -> int:
 
 
 def _append(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | SAFELY)
-    try:
+    with opened(path, os.O_WRONLY | os.O_APPEND | SAFELY) as descriptor:
         size = os.fstat(descriptor).st_size
         try:
             write_all(descriptor, memoryview(data))
@@ -120,5 +119,3 @@ def _append(path: Path, data: bytes) -> None:
             with suppress(OSError):
                 os.ftruncate(descriptor, size)
             raise
-    finally:
-        os.close(descriptor)

@@ -82,14 +82,10 @@ def purge_client(path: Path, client: str) -> PurgedRows:
 
 
 def purge_before(path: Path, time: float) -> PurgedRows:
-    """Whole files are removed, with rows of up to an hour later."""
+    """Whole files are removed, with rows of up to an hour later; of infinity all."""
     check_folder(path)
     with refusing(path):
         return _purge(file for file in found_rows(path) if file.begun < time)
-
-
-def purge_rows(path: Path) -> PurgedRows:
-    return purge_before(path, math.inf)
 
 
 def _purge(files: Iterable[CaptureFile]) -> PurgedRows:
