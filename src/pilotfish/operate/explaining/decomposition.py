@@ -31,8 +31,7 @@ class Portions:
 
     @cached_property
     def shares(self) -> Floats:
-        shares: Floats = self.weights / self.weights.sum()
-        return shares
+        return self.weights / float(self.weights.sum())
 
     @cached_property
     def rates(self) -> Floats:

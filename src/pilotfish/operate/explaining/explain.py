@@ -95,16 +95,11 @@ def _cause(cells: PairedCells, found: FoundCause, change: float, both: BothFigur
     own = both if found.dimension is None else _figures(cells, cells.holds(found.dimension, found.values))
     cause = Cause(
         kind=_kind(found, own),
-        part=found.part,
-        factor=found.factor,
-        dimension=found.dimension,
-        values=found.values,
-        effect=found.effect,
+        **vars(found),
         share=found.effect / change,
         before=own.before,
         after=own.after,
         depth=_depth(found, own, both) if found.factor == "right" else None,
-        alike=found.alike,
     )
     return replace(cause, sentence=explain_wording.sentence(cause, both.before), advice=explain_wording.advice(cause))
 

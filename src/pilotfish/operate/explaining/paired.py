@@ -122,8 +122,7 @@ class PairedCells:
     @cached_property
     def variances(self) -> Floats:
         """[cohorts]"""
-        variances: Floats = self.before.variances + self.after.variances
-        return variances
+        return self.before.variances + self.after.variances
 
     @cached_property
     def factor_changes(self) -> Floats:

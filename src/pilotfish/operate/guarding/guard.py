@@ -21,32 +21,17 @@ from pilotfish.operate.guarding.variant_evidence import VariantEvidence
 
 #: Events that are kept.
 HISTORY = 256
+#: A live variant may take so much more time a token than the holdout.
+ALLOWANCE = 0.05
+#: Seconds from a cut to the first trial, and at most from a later cut to its trial.
+PAUSE, LONGEST_PAUSE = 30.0, 600.0
+#: Share of a variant's requests that speculate in a trial, at first.
+TRIAL = 0.05
+#: Twice as many do after so many seconds that have decided nothing, each time.
+PATIENCE = 30.0
 
 VariantState = Literal["live", "trial", "cut"]
 EventKind = Literal["cut", "trial", "restored", "failed trial"]
-
-
-class GuardPolicy(Struct, frozen=True, kw_only=True):
-    """Times are seconds."""
-
-    allowance: float = 0.05  # a live variant may take so much more time a token than the holdout
-    pause: float = 30.0  # from a cut to the first trial
-    longest_pause: float = 600.0
-    trial: float = 0.05  # share of a variant's requests that speculate in a trial, at first
-    patience: float = 30.0  # twice as many do after each such time that has decided nothing
-
-    def __post_init__(self) -> None:
-        for name in ("allowance", "trial"):
-            if not 0 < (share := getattr(self, name)) <= 1:
-                raise ParameterError(name, share, "more than 0 and at most 1")
-        for name in ("pause", "patience"):
-            if not 0 < (seconds := getattr(self, name)) < inf:
-                raise ParameterError(name, seconds, "a positive number of seconds")
-        if not self.pause <= self.longest_pause < inf:
-            raise ParameterError("longest_pause", self.longest_pause, f"at least the pause, {self.pause:g} seconds")
-
-
-DEFAULT_POLICY = GuardPolicy()
 
 
 class GuardEvent(Struct, frozen=True, kw_only=True):
@@ -68,26 +53,26 @@ class GuardedVariant(Struct, frozen=True, kw_only=True):
 
 
 class VariantGuard:
-    def __init__(self, name: str, policy: GuardPolicy) -> None:
+    def __init__(self, name: str) -> None:
         self.state: VariantState = "live"
-        self._name, self._policy = name, policy
+        self._name = name
         self._since: float | None = None
         self._reason = ""
-        self._pause = policy.pause
+        self._pause = PAUSE
         self._restored = -inf
         self._seen = -inf  # the last observation
         self.forget_evidence()
 
     def forget_evidence(self) -> None:
-        self._evidence = VariantEvidence(self._policy.allowance)
+        self._evidence = VariantEvidence(ALLOWANCE)
 
     @property
     def share(self) -> float:
         """Share of its requests that may speculate. It is not too small for few requests, which would tell nothing."""
         if self.state != "trial":
             return float(self.state == "live")
-        doublings = int((self._seen - (self._since or 0.0)) / self._policy.patience)
-        return min(1.0, self._policy.trial * 2.0 ** min(doublings, 64))
+        doublings = int((self._seen - (self._since or 0.0)) / PATIENCE)
+        return min(1.0, TRIAL * 2.0 ** min(doublings, 64))
 
     def observe(self, own: GuardReading, holdout: GuardReading, now: float) -> GuardEvent | None:
         self._seen = now
@@ -108,8 +93,8 @@ class VariantGuard:
         return (self._since or 0.0) + self._pause
 
     def _cut(self, reason: str, now: float) -> GuardEvent:
-        soon = now - self._restored < self._policy.longest_pause  # after a trial that should have failed
-        self._pause = self._longer_pause() if soon else self._policy.pause
+        soon = now - self._restored < LONGEST_PAUSE  # after a trial that should have failed
+        self._pause = self._longer_pause() if soon else PAUSE
         return self._change("cut", "cut", reason, now)
 
     def _try_again(self, now: float) -> GuardEvent:
@@ -125,7 +110,7 @@ class VariantGuard:
         return self._change("cut", "failed trial", f"in the trial {self._evidence.figures}", now)
 
     def _longer_pause(self) -> float:
-        return min(2 * self._pause, self._policy.longest_pause)
+        return min(2 * self._pause, LONGEST_PAUSE)
 
     def _change(self, state: VariantState, kind: EventKind, reason: str, now: float) -> GuardEvent:
         self.state, self._since, self._reason = state, now, reason
@@ -135,17 +120,12 @@ class VariantGuard:
 class Guard:
     """It reads no clock: times are seconds of any monotonic clock."""
 
-    def __init__(self, holdout: str, variants: Sequence[str], policy: GuardPolicy = DEFAULT_POLICY) -> None:
+    def __init__(self, holdout: str, variants: Sequence[str]) -> None:
         """`variants` may name the holdout too; with a `holdout` of "" nothing is ever cut."""
-        self._policy = policy
         self._holdout = holdout
         self._variants: dict[str, VariantGuard] = {}
-        self._events: deque[GuardEvent] = deque(maxlen=HISTORY)
+        self.events: deque[GuardEvent] = deque(maxlen=HISTORY)
         self.set_variants(holdout, variants)
-
-    @property
-    def events(self) -> Sequence[GuardEvent]:
-        return tuple(self._events)
 
     def set_variants(self, holdout: str, variants: Sequence[str]) -> None:
         """Known variants keep their state; another holdout voids the evidence."""
@@ -155,13 +135,13 @@ class Guard:
                 guarded.forget_evidence()
         others = [name for name in variants if name != holdout]
         self._holdout = holdout
-        self._variants = {name: known.get(name) or VariantGuard(name, self._policy) for name in others}
+        self._variants = {name: known.get(name) or VariantGuard(name) for name in others}
 
     def observe(self, readings: Mapping[str, GuardReading], now: float) -> list[GuardEvent]:
         holdout = readings.get(self._holdout, NOTHING)
         observed = [one.observe(readings.get(name, NOTHING), holdout, now) for name, one in self._variants.items()]
         events = [event for event in observed if event is not None]
-        self._events.extend(events)
+        self.events.extend(events)
         return events
 
     def share(self, variant: str) -> float:
