@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from attending import open_requests
@@ -19,7 +21,7 @@ from pilotfish.config.server import ServerConfig
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.targets.async_engine import AsyncEngine
 from pilotfish.operate.cascade_policy import LEAST, NOBODY, CascadeAnswer, CascadePolicy, SmallModelConfig
-from pilotfish.server.traffic.cascade import CascadeRequest, CascadeStream
+from pilotfish.server.traffic.cascade import CascadeStream
 from pilotfish.wire.serving import EngineRequest
 
 PARAMS = SamplingParams(max_tokens=24, seed=7, temperature=0.8, n=2)
@@ -59,8 +61,9 @@ class Models:
     def ask(self, threshold: float, params: SamplingParams = PARAMS, count: int = 3) -> CascadeStream:
         policy = CascadePolicy(name="auto", small=SmallModelConfig(target="x"), threshold=threshold, tokens=4)
         self.answer = CascadeAnswer()
-        request = CascadeRequest(policy, self.small.engine, self.large.engine, "large", self.answer, True)
-        return CascadeStream(request, [EngineRequest(prompt, params) for prompt in self.prompts[:count]])
+        cascade: Any = SimpleNamespace(policy=policy, small=self.small.engine, large=self.large.engine)
+        asked = [EngineRequest(prompt, params) for prompt in self.prompts[:count]]
+        return CascadeStream(cascade, self.answer, "large", True, asked)
 
     @cached_property
     def prompts(self) -> list[list[int]]:

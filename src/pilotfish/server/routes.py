@@ -2,7 +2,7 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -57,7 +57,6 @@ VERSION = version("pilotfish")
 SESSION_HEADER = "x-session-id"
 #: Last tokens of a prompt by which its script is determined.
 SCRIPT_TOKENS = 64
-Form = Callable[[Generation, Any, TokenNames], AnswerFormat]
 
 
 class Api:
@@ -289,7 +288,7 @@ class Api:
         self._formats.tell_lost(body, ignored_of(request))
         return await params.chat_tokens(body, self._texts, tools_as_text=self._formats.as_text(body))
 
-    def _respond(self, request: Request, caller: Caller, generation: Generation, form: Form) -> Response:
+    def _respond(self, request: Request, caller: Caller, generation: Generation, form: type[AnswerFormat]) -> Response:
         tokenizer = self._engine.tokenizer
         record = self._guard.admit(request, caller, generation)
         if prompts_are_logged():

@@ -1,22 +1,20 @@
 """A chunk has one piece: content, reasoning, arguments of a call, or a call's beginning."""
 
 from collections import defaultdict
-from typing import Any
 
 from msgspec import Raw
 
 from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Content, Piece, Reasoning, joined
 from pilotfish.server.answers.formats import AnswerFormat, OutputBuffer, Part
-from pilotfish.server.answers.logprobs import TokenNames, chat_logprob
-from pilotfish.server.bodies.params import Generation
+from pilotfish.server.answers.logprobs import chat_logprob
 from pilotfish.server.http_errors import encode
 
 
 class ChatFormat(AnswerFormat):
-    def __init__(self, generation: Generation, tokenizer: Any, token_text: TokenNames) -> None:
-        super().__init__(generation, tokenizer, token_text)
-        self._use = generation.reading.use
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._use = self.generation.reading.use
         self._calls: defaultdict[int, list[Part]] = defaultdict(list)  # that have begun, by output
 
     def whole(self) -> Part:

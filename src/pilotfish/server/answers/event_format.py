@@ -9,13 +9,11 @@ A part ends where a piece of another kind comes. Only the number of deltas depen
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Content, Piece, Reasoning
 from pilotfish.server.answers.formats import AnswerFormat, OutputBuffer, Part
-from pilotfish.server.answers.logprobs import TokenNames
-from pilotfish.server.bodies.params import Generation
 from pilotfish.server.http_errors import encode
 from pilotfish.wire.serving import Delta
 
@@ -141,11 +139,11 @@ class EventFormat(AnswerFormat):
     end_of_stream = b""
     buffer = TokenBuffer
 
-    def __init__(self, generation: Generation, tokenizer: Any, token_text: TokenNames) -> None:
-        super().__init__(generation, tokenizer, token_text)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         (output,) = self.outputs
         assert isinstance(output, TokenBuffer)
-        self.output, self.prompt_tokens = output, len(generation.prompts[0].tokens)
+        self.output, self.prompt_tokens = output, len(self.generation.prompts[0].tokens)
 
     def encoded(self, event: Part) -> bytes:
         return f"event: {event['type']}\ndata: ".encode() + encode(event) + b"\n\n"

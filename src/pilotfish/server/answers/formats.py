@@ -82,24 +82,28 @@ class OutputBuffer:
         return "".join(piece.text for piece in self.pieces if isinstance(piece, Content))
 
 
+@dataclass(eq=False)
 class AnswerFormat:
     """A method for an optional field gives a part of a body, empty where the request did not ask for it."""
 
-    end_of_stream = b"data: [DONE]\n\n"
+    generation: Generation
+    tokenizer: Any
+    token_text: TokenNames
+
+    end_of_stream: ClassVar[bytes] = b"data: [DONE]\n\n"
     buffer: ClassVar[type[OutputBuffer]] = OutputBuffer
 
-    def __init__(self, generation: Generation, tokenizer: Any, token_text: TokenNames) -> None:
-        self.generation, self.tokenizer, self.token_text = generation, tokenizer, token_text
-        n, prompts = generation.params.n, generation.prompts
-        self.outputs = [self.buffer(i, prompts[i // n], generation.reading.parser()) for i in range(len(prompts) * n)]
-        self.body, self.head = generation.body, generation.head
+    def __post_init__(self) -> None:
+        n, prompts, reading = self.generation.params.n, self.generation.prompts, self.generation.reading
+        self.outputs = [self.buffer(i, prompts[i // n], reading.parser()) for i in range(len(prompts) * n)]
+        self.body, self.head = self.generation.body, self.generation.head
         self.options = self.body.stream_options or StreamOptions()
         self.detailed = self.body.detail
         #: Whether an event is sent of each update, also of one that added neither text nor log-probabilities.
         self.every_update = self.detailed or self.options.continuous_usage_stats or self.body.return_token_ids
-        self.names: TokenNames = token_text
+        self.names = self.token_text
         if self.body.return_tokens_as_token_ids:
-            self.names = lambda token: (f"token_id:{token}", token_text(token)[1])
+            self.names = lambda token: (f"token_id:{token}", self.token_text(token)[1])
 
     def take(self, output: OutputBuffer, delta: Delta, steps: Sequence[StepReport]) -> None:
         output.add(delta, steps)

@@ -8,7 +8,7 @@ from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.engine.sample import TextStream
 from pilotfish.server.answers.formats import AnswerFormat, OutputBuffer, Part
 from pilotfish.server.answers.logprobs import LEAST, TokenNames
-from pilotfish.server.bodies.params import Generation, TokenizedPrompt
+from pilotfish.server.bodies.params import TokenizedPrompt
 from pilotfish.server.http_errors import encode
 
 
@@ -44,12 +44,12 @@ class EchoedPrompt:
 
 
 class TextFormat(AnswerFormat):
-    def __init__(self, generation: Generation, tokenizer: Any, token_text: TokenNames) -> None:
-        super().__init__(generation, tokenizer, token_text)
-        echoed = generation.prompts if self.body.echo else ()
-        self._prompts = [tokenizer.decode(one.tokens) if one.text is None else one.text for one in echoed]
-        scored = () if generation.params.logprobs is None else echoed
-        self._echoes = [EchoedPrompt(prompt, tokenizer, self.names) for prompt in scored]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        echoed = self.generation.prompts if self.body.echo else ()
+        self._prompts = [self.tokenizer.decode(one.tokens) if one.text is None else one.text for one in echoed]
+        scored = () if self.generation.params.logprobs is None else echoed
+        self._echoes = [EchoedPrompt(prompt, self.tokenizer, self.names) for prompt in scored]
 
     def take_scored(self, output: OutputBuffer, entries: Sequence[TokenLogprobs]) -> None:
         super().take_scored(output, entries)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 import jiter
 
 from pilotfish.grammar.parsers.pieces import CallBegin, Piece, Reasoning
-from pilotfish.server.answers.event_format import OpenPart, PartStatus, PartWriter
+from pilotfish.server.answers.event_format import OpenPart, PartStatus
 from pilotfish.server.answers.formats import Part
 
 #: Types of deltas, by the field that holds their text.
@@ -47,18 +47,13 @@ class OpenBlock(OpenPart):
         return {"type": f"content_block_{what}", "index": self._index, **fields}
 
 
-class BlockWriter(PartWriter):
-    def __init__(self, call_id: Callable[[], str]) -> None:
-        super().__init__(self._made)
-        self._call_id = call_id
-
-    def _made(self, index: int, piece: Piece) -> OpenBlock:
-        if isinstance(piece, CallBegin):
-            start = {"type": "tool_use", "id": self._call_id(), "name": piece.name, "input": {}}
-            return OpenBlock(index, start, "partial_json")
-        if isinstance(piece, Reasoning):
-            return OpenBlock(index, {"type": "thinking", "thinking": "", "signature": ""}, "thinking")
-        return OpenBlock(index, {"type": "text", "text": ""}, "text")
+def open_block(call_id: Callable[[], str], index: int, piece: Piece) -> OpenBlock:
+    if isinstance(piece, CallBegin):
+        start = {"type": "tool_use", "id": call_id(), "name": piece.name, "input": {}}
+        return OpenBlock(index, start, "partial_json")
+    if isinstance(piece, Reasoning):
+        return OpenBlock(index, {"type": "thinking", "thinking": "", "signature": ""}, "thinking")
+    return OpenBlock(index, {"type": "text", "text": ""}, "text")
 
 
 def partial(text: str) -> Part | None:

@@ -1,21 +1,20 @@
 """Events: `message_start`, those of blocks, `message_delta` with the usage, `message_stop`; or `error` at the end."""
 
-from typing import Any
+from functools import partial
 
 from pilotfish.core.scheduling.request import FinishReason
-from pilotfish.server.answers.event_format import EventFormat
+from pilotfish.server.answers.event_format import EventFormat, PartWriter
 from pilotfish.server.answers.formats import OutputBuffer, Part
-from pilotfish.server.answers.logprobs import TokenNames
-from pilotfish.server.bodies.params import Generation
 from pilotfish.server.http_errors import HttpError
 from pilotfish.server.messages.message_chat import CALL
-from pilotfish.server.messages.message_events import BlockWriter
+from pilotfish.server.messages.message_events import open_block
 
 
 class MessageFormat(EventFormat):
-    def __init__(self, generation: Generation, tokenizer: Any, token_text: TokenNames) -> None:
-        super().__init__(generation, tokenizer, token_text)
-        self._writer = BlockWriter(lambda: CALL + generation.reading.call_id().removeprefix("call_"))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        call_id = self.generation.reading.call_id
+        self._writer = PartWriter(partial(open_block, lambda: CALL + call_id().removeprefix("call_")))
 
     def whole(self) -> Part:
         self._grown()

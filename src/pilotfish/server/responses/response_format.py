@@ -10,8 +10,7 @@ from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.grammar.parsers.pieces import joined
 from pilotfish.server.answers.event_format import EventFormat, PartStatus
 from pilotfish.server.answers.formats import OutputBuffer, Part
-from pilotfish.server.answers.logprobs import TokenNames, chat_logprob
-from pilotfish.server.bodies.params import Generation
+from pilotfish.server.answers.logprobs import chat_logprob
 from pilotfish.server.bodies.requests import AnyText
 from pilotfish.server.http_errors import HttpError
 from pilotfish.server.responses.response_body import NamespaceTool, ReasoningOptions, ResponsesRequest, TextOptions
@@ -26,12 +25,12 @@ SAME = ("instructions", "max_output_tokens", "max_tool_calls", "prompt_cache_key
 
 
 class ResponseFormat(EventFormat):
-    def __init__(self, generation: Generation, tokenizer: Any, token_text: TokenNames) -> None:
-        super().__init__(generation, tokenizer, token_text)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         assert isinstance(self.body, ResponseChat)
         self._repeated = repeated(self.body.asked)
         tools = {tool.name: tool for tool in offered_tools(self.body.asked)}
-        self._items = ResponseItems(generation.reading.call_id, tools)
+        self._items = ResponseItems(self.generation.reading.call_id, tools)
         self._seed: Part = {}
         self._sent = 0  # events
 

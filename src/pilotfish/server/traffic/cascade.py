@@ -74,7 +74,7 @@ class Cascade:
     def __init__(self, setup: CascadeSetup, large: AsyncEngine, environment: Mapping[str, str]) -> None:
         self.policy, self.name = setup.policy, setup.policy.name
         self.small = AsyncEngine(setup.small, setup.server, environment, own_name=SMALL)
-        self._large = large
+        self.large = large
 
     @property
     def facts(self) -> str:
@@ -84,42 +84,26 @@ class Cascade:
     async def start(self) -> None:
         """ModelError for a small model that cannot take the large one's place."""
         await self.small.start()
-        if (reason := why_ids_differ(self._large.tokenizer, self.small.tokenizer)) is not None:
+        if (reason := why_ids_differ(self.large.tokenizer, self.small.tokenizer)) is not None:
             raise ModelError(f"cascade.small.target: {self.small.name} reads prompts otherwise: {reason}")
 
     def begin(self, tag: str | None, prompt_tokens: int) -> CascadeAnswer:
         return CascadeAnswer(escalated=self.policy.rule(tag, prompt_tokens))
 
     def of(self, answer: CascadeAnswer, large_name: str, *, exact: bool) -> Submits:
-        return partial(CascadeStream, CascadeRequest(self.policy, self.small, self._large, large_name, answer, exact))
-
-
-@dataclass(frozen=True)
-class CascadeRequest:
-    policy: CascadePolicy
-    small: AsyncEngine
-    large: AsyncEngine
-    large_name: str
-    answer: CascadeAnswer  # is filled in
-    exact: bool
-
-    def for_small(self, asked: Sequence[EngineRequest]) -> list[EngineRequest] | None:
-        """None where the small model has no room for the request."""
-        params, identity = asked[0].params, self.small.health.identity
-        longest = max(len(request.tokens) for request in asked)
-        room = params.max_tokens if identity is None else identity.longest - longest
-        if room < (params.max_tokens if self.exact else max(params.min_tokens, 1)):
-            return None
-        given = replace(params, max_tokens=min(params.max_tokens, room), logprobs=params.logprobs or 0)
-        return [msgspec.structs.replace(one, params=given, max_nodes=None, draft="") for one in asked]
+        return partial(CascadeStream, self, answer, large_name, exact)
 
 
 class CascadeStream:
     """Raises the answering model's errors; after an early error of the small one the large one answers."""
 
-    def __init__(self, request: CascadeRequest, asked: Sequence[EngineRequest]) -> None:
-        policy = request.policy
-        self._request, self._asked, self._answer = request, asked, request.answer
+    def __init__(
+        self, cascade: Cascade, answer: CascadeAnswer, large_name: str, exact: bool, asked: Sequence[EngineRequest]
+    ) -> None:
+        """Fills in `answer`."""
+        policy = cascade.policy
+        self._cascade, self._answer, self._large_name, self._exact = cascade, answer, large_name, exact
+        self._asked = asked
         self._confidence = Confidence(len(asked) * asked[0].params.n, policy.tokens, policy.threshold)
         self._held: dict[int, Update] = {}  # by output
         self._stream = self._begun()
@@ -150,7 +134,7 @@ class CascadeStream:
         if verdict == "escalate":
             self._escalate("confidence")
         else:
-            self._answer.answered_by = self._request.small.name
+            self._answer.answered_by = self._cascade.small.name
 
     def _hold(self, update: Update) -> None:
         before, delta = self._held.get(update.index), update.delta
@@ -165,12 +149,22 @@ class CascadeStream:
     def _begun(self) -> Updates:
         if self._answer.escalated is not None:
             return self._of_large(self._answer.escalated)
-        if (asked := self._request.for_small(self._asked)) is None:
+        if (asked := self._for_small()) is None:
             return self._of_large("length")
         try:
-            return self._request.small.submit(asked)
+            return self._cascade.small.submit(asked)
         except EngineError:
             return self._of_large("unavailable")
+
+    def _for_small(self) -> list[EngineRequest] | None:
+        """None where the small model has no room for the request."""
+        params, identity = self._asked[0].params, self._cascade.small.health.identity
+        longest = max(len(request.tokens) for request in self._asked)
+        room = params.max_tokens if identity is None else identity.longest - longest
+        if room < (params.max_tokens if self._exact else max(params.min_tokens, 1)):
+            return None
+        given = replace(params, max_tokens=min(params.max_tokens, room), logprobs=params.logprobs or 0)
+        return [msgspec.structs.replace(one, params=given, max_nodes=None, draft="") for one in self._asked]
 
     def _escalate(self, reason: Escalation) -> None:
         self._stream.abort()
@@ -178,6 +172,6 @@ class CascadeStream:
         self._stream = self._of_large(reason)
 
     def _of_large(self, reason: Escalation) -> Updates:
-        stream = self._request.large.submit(self._asked)
-        self._answer.escalated, self._answer.answered_by = reason, self._request.large_name
+        stream = self._cascade.large.submit(self._asked)
+        self._answer.escalated, self._answer.answered_by = reason, self._large_name
         return stream
