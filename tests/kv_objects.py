@@ -37,7 +37,7 @@ class Clock:
 
 def store_in(directory: Path, objects: float = 4, clock: Callable[[], float] | None = None) -> DiskStore:
     """A store with room for so many objects."""
-    return DiskStore(directory, int(objects * FILE_BYTES), SHAPE, OBJECT_BYTES, clock or Clock())
+    return DiskStore(directory, int(objects * FILE_BYTES), FORMAT, clock or Clock())
 
 
 def path_of(directory: Path, seed: int) -> Path:

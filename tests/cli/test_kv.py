@@ -8,6 +8,7 @@ from command_runs import Refused, Run
 from kv_objects import FILE_BYTES, OBJECT_BYTES, SHAPE, directory_with, flip, path_of, store_in
 
 from pilotfish.kv.disk import DiskStore
+from pilotfish.kv.objects import ObjectFormat
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_a_directory_of_others(line: Refused, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert "'notes.txt'" in line("--kv-disk", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-    store = DiskStore(tmp_path / "kv", 1 << 20, bytes(32), 4096)
+    store = DiskStore(tmp_path / "kv", 1 << 20, ObjectFormat(bytes(32), 4096))
     in_use, _ = line("--kv-disk", tmp_path / "kv"), store.close()
     assert in_use.endswith(f"a directory that no other process uses; process {os.getpid()} has this one")
     of_others = "of this model with these settings; this one's is of others, and may be purged"

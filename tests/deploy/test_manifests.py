@@ -142,7 +142,7 @@ def test_a_pod_is_ready_when_it_serves(pod: Pod) -> None:
 
 
 def test_what_is_asked_over_http_is_there() -> None:
-    app = make_app(cast(Any, None), ServerConfig(), cast(Any, SimpleNamespace(metrics=None)))
+    app = make_app(cast(Any, None), ServerConfig(), cast(Any, SimpleNamespace(metrics=None)), None)
     routes = {getattr(route, "path", "") for route in app.routes}
     probes = [probe for pod in PODS for name, probe in pod.container.items() if name.endswith("Probe")]
     paths = [probe["httpGet"]["path"] for probe in probes if "httpGet" in probe]

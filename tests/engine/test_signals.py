@@ -115,7 +115,7 @@ def signals_that_end_a_server() -> list[int]:
     ended: list[int] = []
 
     async def receive(number: int) -> None:
-        server = main._Server(uvicorn.Config("none", log_config=None), lambda: ended.append(number))
+        server = main._Server(uvicorn.Config("none", log_config=None), lambda: ended.append(number), None)
         with server.capture_signals():
             signal.raise_signal(number)
             await asyncio.sleep(0.01)

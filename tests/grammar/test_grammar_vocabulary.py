@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pilotfish.engine.pairs import resolve_pair
 from pilotfish.errors import ParameterError
-from pilotfish.grammar.compile import vocabulary_of
+from pilotfish.grammar.compile import SLICES, vocabulary_of
 from pilotfish.grammar.state import MatcherState
 
 CALL, WORD, MARK = 4096, 4097, 4098
@@ -29,7 +29,7 @@ def pycode() -> Any:
 
 
 def state(grammar: str, tokenizer: Any, vocab_size: int = VOCAB, eos: int = EOS) -> MatcherState:
-    return MatcherState(LLMatcher(vocabulary_of(tokenizer, vocab_size, [eos]), grammar, log_level=0))
+    return MatcherState(LLMatcher(vocabulary_of(tokenizer, vocab_size, [eos], SLICES), grammar, log_level=0))
 
 
 @pytest.mark.parametrize("text", ["<tool_call>", "a <tool_call> b", "[MARK]", "<|endoftext|>x", "<tool_call>plainword"])
@@ -96,7 +96,8 @@ def test_tokens_are_those_of_tokenizer_and_embedding(size: int) -> None:
 
 def any_text(tokenizer: Any, vocab_size: int) -> set[int]:
     """Tokens with which a text may begin, by the mask of an embedding of that size."""
-    matcher = LLMatcher(vocabulary_of(tokenizer, vocab_size, [EOS]), grammar_from("regex", "(?s).*"), log_level=0)
+    vocabulary = vocabulary_of(tokenizer, vocab_size, [EOS], SLICES)
+    matcher = LLMatcher(vocabulary, grammar_from("regex", "(?s).*"), log_level=0)
     mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     return set(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
@@ -104,7 +105,7 @@ def any_text(tokenizer: Any, vocab_size: int) -> set[int]:
 def test_a_tokenizer_that_cannot_be_read_is_named() -> None:
     tokenizer = of_pieces(decoders.Metaspace())
     with pytest.raises(ParameterError, match="structured_outputs: the model's tokenizer does not allow them: "):
-        vocabulary_of(tokenizer, len(tokenizer), [1])
+        vocabulary_of(tokenizer, len(tokenizer), [1], SLICES)
 
 
 def of_pieces(decoder: Any) -> Any:

@@ -15,7 +15,7 @@ from pilotfish.errors import ParameterError
 from pilotfish.kv import directory as directories
 from pilotfish.kv.directory import DAMAGED, LOCK, MANIFEST, owner
 from pilotfish.kv.disk import DiskStore
-from pilotfish.kv.objects import Damage
+from pilotfish.kv.objects import Damage, ObjectFormat
 from pilotfish.kv.upkeep import purge
 
 
@@ -72,7 +72,7 @@ def test_a_lock_file_that_was_replaced_is_not_taken_for_the_lock(
 @pytest.mark.parametrize(("shape", "object_bytes"), [(OTHER_SHAPE, OBJECT_BYTES), (SHAPE, OBJECT_BYTES + 1)])
 def test_another_shape(directory: Path, shape: bytes, object_bytes: int) -> None:
     store_in(directory).close()
-    line = refusal(lambda: DiskStore(directory, 1 << 20, shape, object_bytes))
+    line = refusal(lambda: DiskStore(directory, 1 << 20, ObjectFormat(shape, object_bytes)))
     assert (
         line.startswith(f"kv_disk: {str(directory)!r} is not allowed") and "of this model with these settings" in line
     )
@@ -126,7 +126,7 @@ def test_a_manifest_that_is_no_file_is_begun_anew(directory: Path) -> None:
 
 
 def test_objects_of_others_are_misses_in_what_is_begun_anew(directory: Path) -> None:
-    other = DiskStore(directory, 1 << 20, OTHER_SHAPE, OBJECT_BYTES)
+    other = DiskStore(directory, 1 << 20, ObjectFormat(OTHER_SHAPE, OBJECT_BYTES))
     assert other.put(KV)
     other.close()
     (directory / MANIFEST).write_text("{")

@@ -14,8 +14,6 @@ import pytest
 from kv_objects import (
     FILE_BYTES,
     FORMAT,
-    OBJECT_BYTES,
-    SHAPE,
     Clock,
     bytes_on_disk,
     equal,
@@ -82,7 +80,7 @@ def test_less_capacity_than_before(directory: Path) -> None:
 
 def test_a_capacity_below_one_object(directory: Path) -> None:
     with pytest.raises(ParameterError, match=rf"^kv_disk_size: '{FILE_BYTES - 1} bytes' .* at least {FILE_BYTES} byt"):
-        DiskStore(directory, FILE_BYTES - 1, SHAPE, OBJECT_BYTES)
+        DiskStore(directory, FILE_BYTES - 1, FORMAT)
     assert not directory.exists()
 
 

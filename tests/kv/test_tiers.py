@@ -62,8 +62,8 @@ def make(pool: Pool, clock: Clock, tmp_path: Path) -> Iterator[Make]:
 
     def tiers(host: int = 0, disk: int = 0) -> KVTiers:
         in_memory = HostStore(host * pool.object_bytes, pool.object_bytes) if host else None
-        file_bytes = pool.object_bytes + 96 + 4 * OBJECT_TOKENS
-        on_disk = DiskStore(tmp_path / "kv", disk * file_bytes, SHAPE, pool.object_bytes, clock) if disk else None
+        form = ObjectFormat(SHAPE, pool.object_bytes)
+        on_disk = DiskStore(tmp_path / "kv", disk * form.file_bytes, form, clock) if disk else None
         made.append(KVTiers(pool, SLOTS, SHAPE, in_memory, on_disk, clock))
         return made[-1]
 

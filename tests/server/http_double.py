@@ -157,7 +157,7 @@ def logprob(token: int, n: int) -> TokenLogprobs:
 def application(engine: Engine, guard: Any = None, **config: Any) -> Any:
     """A server over `engine`, open to everybody where there is no `guard`."""
     guard = guard or RequestGuard(Keyring([]), Admission(ServerConfig()), unread_metrics())
-    return make_app(engine, ServerConfig(**config), guard)  # type: ignore[arg-type]
+    return make_app(engine, ServerConfig(**config), guard, None)  # type: ignore[arg-type]
 
 
 @cache

@@ -12,9 +12,9 @@ from pydantic import TypeAdapter
 from pilotfish.conversation import template_message
 from pilotfish.errors import EngineError, ParameterError
 from pilotfish.server.bodies.ignored import Ignored
-from pilotfish.server.bodies.schemas import converted
 from pilotfish.server.responses.response_body import ResponsesRequest
 from pilotfish.server.responses.response_chat import chat_of
+from pilotfish.validation import converted
 from pilotfish.wire.serving import Finish
 
 PATH = "/v1/responses"
@@ -261,7 +261,7 @@ def test_an_incomplete_message_goes_on(asked: Callable[..., str]) -> None:
 
 def seen(given: Any, **fields: Any) -> list[dict[str, Any]]:
     """The messages that a chat template is given."""
-    body = converted(ResponsesRequest.normal({"input": given, **fields}, Ignored()), ResponsesRequest)
+    body = converted("", ResponsesRequest.normal({"input": given, **fields}, Ignored()), ResponsesRequest)
     messages = chat_of(body, Ignored()).messages
     return [template_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
 

@@ -45,6 +45,7 @@ from pilotfish.errors import EngineError, ParameterError, RankLost
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.threads import GrammarThreads
 from pilotfish.kv.disk import DiskStore
+from pilotfish.kv.objects import ObjectFormat
 from pilotfish.kv.tiers import HostStore, KVTiers
 from pilotfish.model.collective import ProcessGroup
 from pilotfish.model.exactness import note_company
@@ -389,7 +390,7 @@ def make_tiers(config: EngineConfig, executor: TorchExecutor) -> KVTiers | None:
         host = HostStore(_bytes("kv_host_memory", config.kv_host_memory, least, executor.context), copier.object_bytes)
     if config.kv_disk is not None:
         size = _bytes("kv_disk_size", config.kv_disk_size or DISK_SIZE, least, executor.context)
-        disk = DiskStore(config.kv_disk, size, shape, copier.object_bytes)
+        disk = DiskStore(config.kv_disk, size, ObjectFormat(shape, copier.object_bytes))
     return KVTiers(copier, executor.num_slots, shape, host, disk)
 
 

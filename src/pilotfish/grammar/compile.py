@@ -142,9 +142,7 @@ def _reason(text: str) -> str:
     return line if len(line) <= MAX_REASON else f"{line[:MAX_REASON]}…"
 
 
-def vocabulary_of(
-    tokenizer: Any, vocab_size: int, eos_ids: Sequence[int], slices: list[str] | None = None
-) -> LLTokenizer:
+def vocabulary_of(tokenizer: Any, vocab_size: int, eos_ids: Sequence[int], slices: list[str]) -> LLTokenizer:
     """`tokenizer` must be fast; ParameterError if llguidance cannot read it. Entries beyond the model's `vocab_size`
     are left out.
 

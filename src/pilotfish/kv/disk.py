@@ -40,16 +40,11 @@ class DiskStore:
     never wait. A bad file is a miss, and removed. Others may remove files at any time."""
 
     def __init__(
-        self,
-        directory: Path,
-        capacity_bytes: int,
-        shape: bytes,
-        object_bytes: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, directory: Path, capacity_bytes: int, objects: ObjectFormat, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Takes the directory; makes it if its parent is there. ParameterError where it cannot be used."""
         self.counts = DiskCounts()
-        self._format = ObjectFormat(shape, object_bytes)
+        self._format = objects
         if capacity_bytes < self._format.file_bytes:
             allowed = f"at least {self._format.file_bytes} bytes, which {OBJECT_TOKENS} tokens take"
             raise ParameterError("kv_disk_size", f"{capacity_bytes} bytes", allowed)

@@ -52,38 +52,30 @@ class SlotCopier(Protocol):
         """The object's last tokens into so many slots. data [object_bytes]"""
 
 
-class HostStore:
-    """Objects in host memory, used longest ago evicted first. Not safe for threads: `KVTiers` has a lock around it."""
+class HostStore(OrderedDict[Key, KVObject]):
+    """Objects in host memory, used longest ago first, and evicted so. Not safe for threads: `KVTiers` has a lock around
+    it."""
 
     def __init__(self, capacity_bytes: int, object_bytes: int) -> None:
+        super().__init__()
         self.most = capacity_bytes // object_bytes
         self.evicted = 0
-        self._objects: OrderedDict[Key, KVObject] = OrderedDict()  # used longest ago first
 
-    def __contains__(self, key: Key) -> bool:
-        return key in self._objects
-
-    def __len__(self) -> int:
-        return len(self._objects)
-
-    def get(self, key: Key) -> KVObject | None:
-        if key in self._objects:
-            self._objects.move_to_end(key)
-        return self._objects.get(key)
+    def use(self, key: Key) -> KVObject | None:
+        if key in self:
+            self.move_to_end(key)
+        return self.get(key)
 
     def put(self, kv: KVObject) -> list[KVObject]:
-        self._objects[kv.key] = kv
-        self._objects.move_to_end(kv.key)
-        evicted = [self._objects.popitem(last=False)[1] for _ in range(len(self._objects) - self.most)]
+        self[kv.key] = kv
+        self.move_to_end(kv.key)
+        evicted = [self.popitem(last=False)[1] for _ in range(len(self) - self.most)]
         self.evicted += len(evicted)
         return evicted
 
-    def remove(self, key: Key) -> None:
-        self._objects.pop(key, None)
-
     def take_all(self) -> list[KVObject]:
-        objects = list(reversed(self._objects.values()))
-        self._objects.clear()
+        objects = list(reversed(self.values()))
+        self.clear()
         return objects
 
 
@@ -202,7 +194,7 @@ class KVTiers:
 
     def _in_memory(self, key: Key) -> KVObject | None:
         with self._lock:
-            found = None if self._host is None else self._host.get(key)
+            found = None if self._host is None else self._host.use(key)
             return found or self._unwritten.get(key)
 
     # -- loading
@@ -287,7 +279,7 @@ class KVTiers:
         with self._lock:
             self.counts.damaged += 1
             if self._host is not None:
-                self._host.remove(kv.key)
+                self._host.pop(kv.key, None)
 
     # -- saving
 

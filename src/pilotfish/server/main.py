@@ -128,7 +128,7 @@ class _ApiProcess:
 
 class _Server(uvicorn.Server):
     def __init__(
-        self, config: uvicorn.Config, on_signal: Callable[[], None], reload: Callable[[], None] | None = None
+        self, config: uvicorn.Config, on_signal: Callable[[], None], reload: Callable[[], None] | None
     ) -> None:
         super().__init__(config)
         self._handlers = dict.fromkeys(heeded((signal.SIGTERM, signal.SIGINT)), on_signal)

@@ -354,9 +354,7 @@ def json(answer: Any, status: int = 200) -> Response:
 # -- the application
 
 
-def make_app(
-    engine: AsyncEngine, config: ServerConfig, guard: RequestGuard, cascade: Cascade | None = None
-) -> Starlette:
+def make_app(engine: AsyncEngine, config: ServerConfig, guard: RequestGuard, cascade: Cascade | None) -> Starlette:
     api = Api(engine, config, guard, cascade)
     routes = [
         Route("/v1/completions", api.completions, methods=["POST"]),

@@ -11,18 +11,15 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import ClientDisconnect, Request
 
-from pilotfish import validation
 from pilotfish.config.server import ServerConfig
 from pilotfish.conversation import ExactStruct
-from pilotfish.errors import ParameterError
 from pilotfish.printable import short
 from pilotfish.server.bodies.ignored import NAME, Ignored
 from pilotfish.server.bodies.requests import HARMLESS, HINTS, INSTEAD, UNSUPPORTED, WITHIN_MESSAGES, RequestBody
-from pilotfish.server.http_errors import ClientGone, HttpError, bad, bad_request, http_error
-from pilotfish.validation import is_struct, options_of, struct_of, types_of
+from pilotfish.server.http_errors import ClientGone, HttpError, bad, bad_request
+from pilotfish.validation import converted, is_struct, options_of, struct_of, types_of
 
 Body = TypeVar("Body", bound=RequestBody)
-Converted = TypeVar("Converted", bound=Struct)
 #: Unknown fields of a body that are looked at.
 MOST_UNKNOWN = 32
 #: Items of a list that are looked at.
@@ -33,7 +30,7 @@ _JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 
 
 async def read_body(request: Request, kind: type[Body], config: ServerConfig, ignored: Ignored) -> Body:
-    """HttpError 408 for a slow body, 413 for a large one, 415 for no JSON, else 400 that names the first bad field."""
+    """HttpError 408 for a slow body, 413 for a large one, 415 for no JSON; 400 or ParameterError names a bad field."""
     content_type = request.headers.get("content-type")
     if content_type and not _JSON_TYPE.fullmatch(content_type.strip()):
         raise HttpError(415, f"content-type: {short(content_type)} is not allowed; expected application/json")
@@ -47,14 +44,7 @@ async def read_body(request: Request, kind: type[Body], config: ServerConfig, ig
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError:
-        return converted(_pruned("", fields, kind, ignored), kind)
-
-
-def converted(fields: dict[str, Any], kind: type[Converted]) -> Converted:
-    try:
-        return validation.converted("", fields, kind)
-    except ParameterError as error:
-        raise http_error(error) from error
+        return converted("", _pruned("", fields, kind, ignored), kind)
 
 
 async def _bytes(request: Request, limit: int) -> bytes:

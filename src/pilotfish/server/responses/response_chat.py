@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 from pilotfish.printable import short
 from pilotfish.server.bodies.ignored import Ignored, kind_of
-from pilotfish.server.bodies.requests import ChatRequest, JsonOfSchema, OutputFormat
-from pilotfish.server.bodies.schemas import converted
+from pilotfish.server.bodies.requests import ChatRequest, JsonOfSchema
 from pilotfish.server.http_errors import bad, bad_request
 from pilotfish.server.responses.response_body import (
     LOGPROBS,
@@ -29,6 +28,7 @@ from pilotfish.server.responses.response_body import (
     ToolSubsetChoice,
 )
 from pilotfish.server.responses.response_tools import arguments_of, function_name, offered_tools
+from pilotfish.validation import converted
 
 #: Fields of chats with the same name. They have the same meaning, too, unless `chat_of` says otherwise.
 SHARED = [name for name in ResponsesRequest.__struct_fields__ if name in ChatRequest.__struct_fields__]
@@ -60,8 +60,9 @@ def chat_of(request: ResponsesRequest, ignored: Ignored) -> ResponseChat:
         raise bad_request("stream_options", "it is not allowed without stream")
     if request.speculation is not None and request.speculation.detail:
         ignored.leave_out(bad("speculation.detail", True, "false"))
-    if request.text is not None and request.text.verbosity not in (None, "medium"):
-        ignored.leave_out(bad("text.verbosity", request.text.verbosity, "medium"))
+    text = request.text or TextOptions()
+    if text.verbosity not in (None, "medium"):
+        ignored.leave_out(bad("text.verbosity", text.verbosity, "medium"))
     for i, wanted in enumerate(request.include or ()):
         if wanted != LOGPROBS:
             ignored.leave_out(bad(f"include[{i}]", wanted, LOGPROBS), kind_of("include", wanted))
@@ -79,10 +80,10 @@ def chat_of(request: ResponsesRequest, ignored: Ignored) -> ResponseChat:
         "tools": [{"type": "function", "function": tool.function} for tool in tools] or None,
         "tool_paths": [tool.path for tool in tools],
         "tool_choice": _tool_choice(request),
-        "response_format": _response_format(request.text),
+        "response_format": JsonOfSchema(text.format) if isinstance(text.format, SchemaJson) else text.format,
         "reasoning_effort": request.reasoning and request.reasoning.effort,
     }
-    return converted({name: value for name, value in fields.items() if value is not None}, ResponseChat)
+    return converted("", {name: value for name, value in fields.items() if value is not None}, ResponseChat)
 
 
 def _goes_on(items: str | list[Any]) -> bool | None:
@@ -159,8 +160,3 @@ def _tool_choice(request: ResponsesRequest) -> Any:
 
 def _reference(chosen: FunctionChoice) -> dict[str, Any]:
     return {"type": "function", "function": {"name": function_name(chosen.name, chosen.namespace)}}
-
-
-def _response_format(text: TextOptions | None) -> OutputFormat | None:
-    form = None if text is None else text.format
-    return JsonOfSchema(form) if isinstance(form, SchemaJson) else form
