@@ -3,6 +3,7 @@ writer."""
 
 import fcntl
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +55,13 @@ def opened(path: Path, flags: int) -> Iterator[int]:
 def read_start(path: Path, most: int) -> bytes:
     with opened(path, os.O_RDONLY | SAFELY) as descriptor:
         return os.read(descriptor, most)
+
+
+def subdirectories(directory: Path, names: re.Pattern[str]) -> list[Path]:
+    """With such names; links are none."""
+    with os.scandir(directory) as entries:
+        found = [entry for entry in entries if names.fullmatch(entry.name)]
+    return sorted(directory / entry.name for entry in found if entry.is_dir(follow_symlinks=False))
 
 
 def write_all(descriptor: int, data: memoryview) -> None:

@@ -23,7 +23,7 @@ import msgspec
 
 from pilotfish.core.cache.prefix_keys import KEY_BYTES, Key
 from pilotfish.errors import ParameterError
-from pilotfish.files import SAFELY, UNFINISHED, opened, read_start, try_lock, write_whole
+from pilotfish.files import SAFELY, UNFINISHED, opened, read_start, subdirectories, try_lock, write_whole
 from pilotfish.kv.objects import FORMAT_VERSION, ObjectFormat
 from pilotfish.printable import one_line
 
@@ -67,7 +67,7 @@ def object_path(directory: Path, key: Key) -> Path:
 
 
 def found_files(directory: Path) -> Iterator[FoundFile]:
-    for parent in _subdirectories(directory):
+    for parent in subdirectories(directory, _SUBDIRECTORY):
         place = str(parent)
         for entry in os.scandir(place):
             if match := _FILE.fullmatch(entry.name):
@@ -82,16 +82,11 @@ def found_files(directory: Path) -> Iterator[FoundFile]:
 
 def remove_rest(directory: Path) -> None:
     """All of ours but files of objects."""
-    for parent in _subdirectories(directory):
+    for parent in subdirectories(directory, _SUBDIRECTORY):
         with suppress(OSError):  # it holds files of others
             parent.rmdir()
     for name in _NAMES:
         (directory / name).unlink(missing_ok=True)
-
-
-def _subdirectories(directory: Path) -> list[Path]:
-    entries = [entry for entry in os.scandir(directory) if _SUBDIRECTORY.fullmatch(entry.name)]
-    return sorted(directory / entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
 
 class _Versioned(msgspec.Struct, frozen=True, tag_field="holds", tag="pilotfish kv"):

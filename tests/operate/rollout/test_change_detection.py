@@ -78,7 +78,7 @@ def test_one_in_twenty_tests_errs_at_most(mean: float, is_above: bool) -> None:
     random, wrong = np.random.default_rng(6), 0
     for _ in range(400):
         test = SequentialTest(0.05, 0.05)
-        while not (test.is_above or test.is_below):
+        while test.is_above is None:
             test.observe(float(random.normal(mean, 0.15)), 0.15**2)
         wrong += test.is_above != is_above
     assert wrong <= 20
@@ -89,7 +89,7 @@ def test_two_readings_never_decide_a_test(first: float, second: float) -> None:
     test = SequentialTest(0.0, 1.0)
     for value in (first, second):
         test.observe(value, 1e-3)
-    assert not test.is_above and not test.is_below
+    assert test.is_above is None
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50))

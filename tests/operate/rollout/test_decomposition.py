@@ -167,13 +167,14 @@ def test_between_joins_cells_of_one_key_and_leaves_windows_as_they_are() -> None
         assert (cell.requests, cell.accepted) == (3, 6)
 
 
-def test_the_newest_windows_stay() -> None:
-    windows = CohortWindows(seconds=10.0, most=3)
-    for ended in (5.0, 15.0, 25.0, 38.0, 36.0):
+def test_the_newest_windows_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cohorts, "KEPT_WINDOWS", 3)
+    windows = CohortWindows()
+    for ended in (30.0, 90.0, 150.0, 228.0, 216.0):
         windows.add(outcome(ended=ended))
-    assert begins(windows) == [10.0, 20.0, 30.0]
-    windows.add(outcome(ended=3.0))
-    assert begins(windows) == [10.0, 20.0, 30.0]
+    assert begins(windows) == [60.0, 120.0, 180.0]
+    windows.add(outcome(ended=18.0))
+    assert begins(windows) == [60.0, 120.0, 180.0]
 
 
 def test_a_window_has_so_many_cells_and_counts_the_rest_as_other() -> None:

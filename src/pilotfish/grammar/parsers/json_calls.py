@@ -154,14 +154,11 @@ class MistralParser(JsonCallParser):
         name = yield from self._reader.span(_NAME)
         if name and (yield from self._arguments_follow()):
             self._begin(name)
-            yield from self._read_arguments()
+            if (yield from self._skip_space()) == "{":
+                yield from read_value(self._reader, self._argue)
+            elif (yield from self._reader.mark((CALLS,))):
+                self._argue("{}")
         self._give_up()
-
-    def _read_arguments(self) -> Reading[None]:
-        if (yield from self._skip_space()) == "{":
-            yield from read_value(self._reader, self._argue)
-        elif (yield from self._reader.mark((CALLS,))):
-            self._argue("{}")
 
     def _arguments_follow(self) -> Reading[bool]:
         mark = yield from self._reader.mark((ID, ARGS))

@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from pilotfish.errors import ParameterError
-from pilotfish.files import SAFELY, read_start, try_lock, write_whole
+from pilotfish.files import SAFELY, read_start, subdirectories, try_lock, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -135,9 +135,7 @@ def found_rows(path: Path, partition: str | None = None) -> list[CaptureFile]:
 
 
 def partitions(path: Path) -> list[Path]:
-    with os.scandir(path) as entries:
-        found = [entry for entry in entries if _PARTITION.fullmatch(entry.name)]
-    return sorted(path / entry.name for entry in found if entry.is_dir(follow_symlinks=False))
+    return subdirectories(path, _PARTITION)
 
 
 def remove(file: CaptureFile) -> None:

@@ -96,12 +96,10 @@ class CaptureStore:
 
     def _check_salt(self) -> None:
         """A client could not purge partitions of another salt."""
-        try:
-            known = read_salt(self._folder.path) == self._folder.salt
-        except ParameterError:
-            known = False
-        if not known:
-            raise OSError(errno.ESTALE, "the folder is another one than at the start")
+        with suppress(ParameterError):
+            if read_salt(self._folder.path) == self._folder.salt:
+                return
+        raise OSError(errno.ESTALE, "the folder is another one than at the start")
 
 
 def _size(path: Path) -> int:

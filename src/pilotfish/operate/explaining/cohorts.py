@@ -115,18 +115,16 @@ def merged(cells: Iterable[Cell]) -> list[Cell]:
 
 
 class CohortWindows:
-    """Keeps the newest `most` windows of `seconds`. For one thread."""
+    """The newest ones. For one thread."""
 
-    def __init__(self, seconds: float = WINDOW_SECONDS, most: int = KEPT_WINDOWS) -> None:
-        self._seconds = seconds
-        self._most = most
+    def __init__(self) -> None:
         self._windows: dict[int, dict[CellKey, Cell]] = {}
         self._cells = 0
 
     def add(self, outcome: RequestOutcome) -> None:
         if outcome.steps == 0:
             return
-        window = self._windows.setdefault(int(outcome.ended // self._seconds), {})
+        window = self._windows.setdefault(int(outcome.ended // WINDOW_SECONDS), {})
         key = CellKey.of(outcome)
         if key not in window and len(window) >= MAX_CELLS - 1:
             key = CellKey()
@@ -134,13 +132,13 @@ class CohortWindows:
             window[key] = Cell(key=key)
             self._cells += 1
         window[key].take(outcome)
-        while len(self._windows) > self._most or self._cells > TOTAL_CELLS:
+        while len(self._windows) > KEPT_WINDOWS or self._cells > TOTAL_CELLS:
             self._cells -= len(self._windows.pop(min(self._windows)))
 
     def told(self, now: float) -> CohortStatistics:
         """Oldest window first. The cells stay live: encode them before the next `add`."""
         windows = [
-            CohortWindow(begin=number * self._seconds, cells=list(cells.values()))
+            CohortWindow(begin=number * WINDOW_SECONDS, cells=list(cells.values()))
             for number, cells in sorted(self._windows.items())
         ]
         return CohortStatistics(now=now, windows=windows)

@@ -126,12 +126,9 @@ class SequentialTest:
         self._log_odds = 0.0
 
     @property
-    def is_above(self) -> bool:
-        return self._log_odds >= log(self.ODDS)
-
-    @property
-    def is_below(self) -> bool:
-        return self._log_odds <= -log(self.ODDS)
+    def is_above(self) -> bool | None:
+        """None: not yet decided."""
+        return self._log_odds > 0 if abs(self._log_odds) >= log(self.ODDS) else None
 
     def observe(self, value: float, variance: float) -> None:
         most = log(self.ODDS) / AGREEING

@@ -81,8 +81,8 @@ class VariantGuard:
             return self._cut(reason, now) if reason else None
         if self.state == "cut":
             return self._try_again(now) if now >= self._trial_at else None
-        passed = self._evidence.trial(own, holdout)
-        return None if passed is None else self._restore(now) if passed else self._fail(now)
+        slower = self._evidence.is_slower(own, holdout)
+        return None if slower is None else self._fail(now) if slower else self._restore(now)
 
     def told(self) -> GuardedVariant:
         next_trial = self._trial_at if self.state == "cut" else None

@@ -82,13 +82,14 @@ class VariantEvidence:
             return f"{self._acceptance}; no longer faster than the holdout: {self._since_drop or 'which is silent'}"
         return ""
 
-    def trial(self, own: GuardReading, holdout: GuardReading) -> bool | None:
+    def is_slower(self, own: GuardReading, holdout: GuardReading) -> bool | None:
+        """In a trial; None: not yet decided."""
         if (compared := self._pairs.add(own, holdout)) is not None:
             self._figures = compared.joined(self._figures)
             slowdown = compared.unbiased_slowdown(self._noise.variances[0])
             self._trial.observe(slowdown, compared.scale * self._noise.variances[-1])
             self._noise.observe(slowdown, compared.scale)
-        return True if self._trial.is_below else False if self._trial.is_above else None
+        return self._trial.is_above
 
     def _compare(self, compared: Comparison) -> None:
         self._figures = compared.joined(self._figures if self._slower.evidence >= 1 else None)

@@ -16,7 +16,8 @@ import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
-from itertools import groupby, takewhile
+from itertools import groupby
+from os.path import commonprefix
 from typing import Any
 
 from tokenizers import normalizers
@@ -137,10 +138,5 @@ def _any_of(texts: Collection[str]) -> str:
     if "" in texts:
         return ""
     groups = (list(group) for _, group in groupby(sorted(texts), key=lambda text: text[0]))
-    shared = ((_shared(group[0], group[-1]), group) for group in groups)
+    shared = ((commonprefix(group), group) for group in groups)  # noqa: RUF071  # of characters, as is meant
     return "|".join(f"{re.escape(s)}(?:{_any_of([text[len(s) :] for text in group])})" for s, group in shared)
-
-
-def _shared(one: str, other: str) -> str:
-    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-    return "".join(character for character, _ in pairs)
