@@ -61,7 +61,7 @@ def make(pool: Pool, clock: Clock, tmp_path: Path) -> Iterator[Make]:
     made: list[KVTiers] = []
 
     def tiers(host: int = 0, disk: int = 0) -> KVTiers:
-        in_memory = HostStore(host * pool.object_bytes, pool.object_bytes) if host else None
+        in_memory = HostStore(host * pool.object_bytes, pool.object_bytes)
         form = ObjectFormat(SHAPE, pool.object_bytes)
         on_disk = DiskStore(tmp_path / "kv", disk * form.file_bytes, form, clock) if disk else None
         made.append(KVTiers(pool, SLOTS, SHAPE, in_memory, on_disk, clock))
@@ -142,7 +142,7 @@ def test_host_memory_spills_to_disk_and_both_are_bounded(make: Make, pool: Pool,
     tiers = make(2, 4)
     for turn in range(10):
         saved(tiers, 2, first=1000 * turn)
-        assert tiers._host is not None and len(tiers._host) <= 2
+        assert len(tiers._host) <= 2
         assert len(list((tmp_path / "kv").rglob("*.kv"))) <= 4
     found = [tiers.worth_loading(keys_of(tiers, 2, 1000 * t), 0) for t in range(10)]
     assert found == [0] * 7 + [2] * 3  # the last two on disk, and the last one here
@@ -179,7 +179,6 @@ def test_tenants_share_no_object(make: Make, tmp_path: Path) -> None:
 def test_a_flipped_bit_in_memory_ends_what_comes(make: Make, pool: Pool, place: int) -> None:
     tiers = make(8)
     saved(tiers, 5)
-    assert tiers._host is not None
     kv = tiers._host.get(keys_of(tiers, 5)[place])
     assert kv is not None
     kv.data[17] ^= 1

@@ -385,13 +385,13 @@ def make_tiers(config: EngineConfig, executor: TorchExecutor) -> KVTiers | None:
         raise ParameterError(field, getattr(config, field), "none for a model whose layers all have sliding windows")
     copier = copier_of(executor.kv)
     least = math.ceil(executor.context / OBJECT_TOKENS) * copier.object_bytes
-    shape, host, disk = kv_fingerprint(config, executor), None, None
+    shape, memory, disk = kv_fingerprint(config, executor), 0, None
     if config.kv_host_memory:
-        host = HostStore(_bytes("kv_host_memory", config.kv_host_memory, least, executor.context), copier.object_bytes)
+        memory = _bytes("kv_host_memory", config.kv_host_memory, least, executor.context)
     if config.kv_disk is not None:
         size = _bytes("kv_disk_size", config.kv_disk_size or DISK_SIZE, least, executor.context)
         disk = DiskStore(config.kv_disk, size, ObjectFormat(shape, copier.object_bytes))
-    return KVTiers(copier, executor.num_slots, shape, host, disk)
+    return KVTiers(copier, executor.num_slots, shape, HostStore(memory, copier.object_bytes), disk)
 
 
 def _bytes(field: str, given: float, least: int, context: int) -> int:

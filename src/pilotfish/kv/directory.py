@@ -133,12 +133,6 @@ def _decoded(contents: bytes) -> ObjectFormat:
     return ObjectFormat(bytes.fromhex(manifest.shape), manifest.object_bytes)
 
 
-def write_manifest(directory: Path, objects: ObjectFormat) -> None:
-    """Flushed to the device, unlike an object: without it the directory is not recognized as ours."""
-    manifest = _Manifest(FORMAT_VERSION, objects.shape.hex(), objects.object_bytes)
-    write_whole(directory / MANIFEST, msgspec.json.encode(manifest) + b"\n")
-
-
 class OwnedDirectory:
     def __init__(self, field: str, path: Path) -> None:
         self.path = path
@@ -176,7 +170,9 @@ def own_for(field: str, directory: Path, objects: ObjectFormat) -> OwnedDirector
         undo.callback(owned.close)
         written = _set_aside(field, directory)
         if written is None:
-            write_manifest(directory, objects)
+            manifest = _Manifest(FORMAT_VERSION, objects.shape.hex(), objects.object_bytes)
+            # flushed to the device, unlike an object: without it the directory is not recognized as ours
+            write_whole(directory / MANIFEST, msgspec.json.encode(manifest) + b"\n")
         elif written != objects:
             allowed = f"{OURS} of this model with these settings; this one's is of others, and may be purged"
             raise ParameterError(field, str(directory), allowed)

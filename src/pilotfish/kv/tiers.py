@@ -126,7 +126,7 @@ class KVTiers:
         copier: SlotCopier,
         num_slots: int,
         shape: bytes,
-        host: HostStore | None,
+        host: HostStore,  # without room where there is no such tier
         disk: DiskStore | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -185,7 +185,7 @@ class KVTiers:
     def _load_seconds(self, key: Key) -> float | None:
         copy = self._copy.seconds or 0.0
         with self._lock:
-            if key in self._unwritten or (self._host is not None and key in self._host):
+            if key in self._unwritten or key in self._host:
                 return copy
         return copy + (self._read.seconds or 0.0) if self._on_disk(key) else None
 
@@ -194,8 +194,7 @@ class KVTiers:
 
     def _in_memory(self, key: Key) -> KVObject | None:
         with self._lock:
-            found = None if self._host is None else self._host.use(key)
-            return found or self._unwritten.get(key)
+            return self._host.use(key) or self._unwritten.get(key)
 
     # -- loading
 
@@ -278,8 +277,7 @@ class KVTiers:
     def _forget(self, kv: KVObject) -> None:
         with self._lock:
             self.counts.damaged += 1
-            if self._host is not None:
-                self._host.pop(kv.key, None)
+            self._host.pop(kv.key, None)
 
     # -- saving
 
@@ -327,7 +325,7 @@ class KVTiers:
         self._saved_slots[saving.slots] -= 1
 
     def _keep(self, kv: KVObject) -> None:
-        for evicted in [kv] if self._host is None else self._host.put(kv):
+        for evicted in self._host.put(kv):
             self._put_on_disk(evicted)
 
     def _put_on_disk(self, kv: KVObject) -> None:
@@ -351,14 +349,14 @@ class KVTiers:
                 del self._unwritten[kv.key]
 
     def use(self) -> list[TierUse]:
-        tiers, size, counts = list[TierUse](), self._copier.object_bytes, self.counts
-        if (host := self._host) is not None:
+        tiers, size, counts, host = list[TierUse](), self._copier.object_bytes, self.counts, self._host
+        if host.most:
             damaged = {str(Damage.CHECKSUM): counts.damaged}
             used, evicted = len(host) * size, host.evicted * OBJECT_TOKENS
             tiers.append(TierUse(HOST, used, host.most * size, counts.saved * size, evicted, damaged))
         if (disk := self.disk) is not None:
             damaged = {str(reason): count for reason, count in disk.counts.damaged.items()}
-            damaged[Damage.CHECKSUM] += counts.damaged if host is None else 0  # before it was written
+            damaged[Damage.CHECKSUM] += 0 if host.most else counts.damaged  # before it was written
             saved, evicted = disk.counts.writes * size, disk.counts.evictions * OBJECT_TOKENS
             failed = disk.counts.failed_reads + disk.counts.failed_writes
             tiers.append(TierUse(DISK, disk.bytes_used, disk.capacity, saved, evicted, damaged, failed))
@@ -376,7 +374,7 @@ class KVTiers:
         done = self._copying.close(end - self._clock())
         with self._lock:
             self._most_unwritten = 1 << 62  # these are in memory already
-            for kv in [] if self._host is None else self._host.take_all():
+            for kv in self._host.take_all():
                 self._put_on_disk(kv)
         done &= self._io.close(end - self._clock())
         if self.disk is not None:

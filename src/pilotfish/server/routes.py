@@ -2,6 +2,7 @@ import asyncio
 import hashlib
 import math
 import time
+import tomllib
 from collections.abc import Iterable
 from functools import cache, cached_property
 from importlib.metadata import version
@@ -37,7 +38,6 @@ from pilotfish.server.bodies.reading import OutputFormats, OutputReading, plain_
 from pilotfish.server.bodies.requests import GenerationRequest
 from pilotfish.server.bodies.schemas import Body, read_body
 from pilotfish.server.bodies.tools import tool_use
-from pilotfish.server.codex import codex_model
 from pilotfish.server.http_errors import HttpError, bad, bad_request, encode
 from pilotfish.server.limits import RequestGuard, request_tag
 from pilotfish.server.messages.message_body import CountTokensRequest, MessagesRequest
@@ -57,6 +57,8 @@ VERSION = version("pilotfish")
 SESSION_HEADER = "x-session-id"
 #: Last tokens of a prompt by which its script is determined.
 SCRIPT_TOKENS = 64
+#: What Codex is told of any model, and of the efforts of one that knows them.
+CODEX: dict[str, Any] = tomllib.loads(Path(__file__).with_name("codex.toml").read_text("utf-8"))
 
 
 class Api:
@@ -162,8 +164,9 @@ class Api:
         self._guard.identify(request)
         models = {"data": [self._model(name) for name in self._asked_for], "object": "list"}
         if "client_version" in request.query_params:
-            most, efforts = self._identity.context, "reasoning_effort" in self._formats.template
-            models["models"] = [codex_model(name, most, efforts=efforts) for name in self._asked_for]
+            levels = CODEX["efforts"] if "reasoning_effort" in self._formats.template else []
+            own = {"context_window": self._identity.context, "supported_reasoning_levels": levels, **CODEX["model"]}
+            models["models"] = [{"slug": name, "display_name": name, **own} for name in self._asked_for]
         return json(models)
 
     async def model(self, request: Request) -> Response:

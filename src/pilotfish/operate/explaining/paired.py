@@ -56,18 +56,13 @@ class CellSums:
         return Portions(self["accepted"], self["steps"])
 
     @cached_property
-    def squared_residuals(self) -> Floats:
-        """[cohorts]: squares of accepted - rate · steps, summed over requests."""
-        rates = self.portions.rates
-        squares = self["accepted_squared"] - 2 * rates * self["accepted_steps"] + rates**2 * self["steps_squared"]
-        return np.maximum(squares, 0.0)
-
-    @cached_property
     def variances(self) -> Floats:
         """[cohorts]: variance of each rate, by the delta method over requests (Cochran, "Sampling Techniques", 3rd
         edition, section 2.11). Cohorts share one variance of a request, as many of them have few requests."""
+        rates = self.portions.rates  # squares: of accepted - rate · steps, summed over requests
+        squares = self["accepted_squared"] - 2 * rates * self["accepted_steps"] + rates**2 * self["steps_squared"]
         free = (self["steps_squared"] * (1 - 1 / np.maximum(self["requests"], 1))).sum()
-        known = self.squared_residuals if free else self["accepted_squared"]  # of one request each no rate is known
+        known = np.maximum(squares, 0.0) if free else self["accepted_squared"]  # of one request each no rate is known
         variance = known.sum() / (free or self["steps_squared"].sum())
         variances: Floats = variance * self["steps_squared"] / np.maximum(self["steps"], 1.0) ** 2
         return variances

@@ -28,12 +28,13 @@ class ItemKind:
     type: str
     prefix: str  # of its id
     text: str  # its events begin so
+    key: str = ""  # of a call's text in its item
 
 
 REASONING = ItemKind("reasoning", "rs", "reasoning_text")
 MESSAGE = ItemKind("message", "msg", "output_text")
-CALL = ItemKind("function_call", "fc", "function_call_arguments")
-CUSTOM_CALL = ItemKind("custom_tool_call", "ctc", "custom_tool_call_input")
+CALL = ItemKind("function_call", "fc", "function_call_arguments", "arguments")
+CUSTOM_CALL = ItemKind("custom_tool_call", "ctc", "custom_tool_call_input", "input")
 
 
 class Item(OpenPart):
@@ -110,7 +111,7 @@ class CallItem(Item):
         return [self._event(f"{self.kind.text}.delta", delta=text)] if text else []
 
     def _own(self) -> Part:
-        return {"call_id": self._call_id, **self._named, "arguments": self.text}
+        return {"call_id": self._call_id, **self._named, self.kind.key: self.text}
 
     def _done(self) -> list[Part]:
         return [self._event(f"{self.kind.text}.done", name=self._named["name"], arguments=self.text)]
@@ -126,9 +127,6 @@ class CustomCallItem(CallItem):
 
     def end(self, status: PartStatus) -> list[Part]:
         return [*super().add(self._reader.finish(), []), *super().end(status)]
-
-    def _own(self) -> Part:
-        return {"call_id": self._call_id, **self._named, "input": self.text}
 
     def _done(self) -> list[Part]:
         return [self._event(f"{self.kind.text}.done", input=self.text)]
