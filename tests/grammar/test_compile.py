@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from llguidance import LLParserLimits
 from pycode_grammars import EOS, VOCAB, accepts, grammars, ids, new_grammars
+from refusals import refused
 from sizes import sized
 
 from pilotfish.core.sampling.constraint import Constraint
@@ -301,12 +302,10 @@ def test_a_compiled_grammar_is_kept_and_a_refusal_too(monkeypatch: pytest.Monkey
     grammars = new_grammars()
     known, bad = Constraint.regex("[ab]{3}"), Constraint.regex("(")
     matcher = grammars.compile(known)
-    with pytest.raises(ParameterError, match="unclosed"):
-        grammars.compile(bad)
+    assert "unclosed" in refused(ParameterError, grammars.compile, bad)
     monkeypatch.setattr(compiling, "_grammar", lambda _: pytest.fail("compiled again"))
     assert grammars.compile(known) is matcher
-    with pytest.raises(ParameterError, match="unclosed"):
-        grammars.compile(bad)
+    assert "unclosed" in refused(ParameterError, grammars.compile, bad)
 
 
 def test_the_grammars_used_longest_ago_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,10 @@ import numpy as np
 
 from pilotfish.core.prefilling.prefill_messages import RemoteMemory, SharedMemory
 from pilotfish.core.prefilling.segments import SegmentReference
+from pilotfish.errors import SegmentError
 from pilotfish.kv.arena import Arena
 from pilotfish.kv.nixl import NixlOffer
-from pilotfish.kv.readers import content
+from pilotfish.kv.readers import SegmentReader, content
 
 PLACES, SEGMENT_BYTES = 4, 1 << 16
 
@@ -54,6 +55,16 @@ def put(arena: Arena, size: int, seed: int = 0) -> SegmentReference:
 def expected_of(reference: SegmentReference) -> np.ndarray:
     """What an owner has written: the n-th segment in its place was made from the seed n."""
     return np.random.default_rng(reference.epoch).integers(0, 256, reference.size, np.uint8)
+
+
+def reason(reader: SegmentReader, reference: SegmentReference) -> str:
+    """Why the segment cannot be read."""
+    try:
+        reader.read(reference)
+    except SegmentError as error:
+        assert str(error).startswith("segment: ")
+        return error.reason
+    raise AssertionError("it was read")
 
 
 class Told(msgspec.Struct):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 import pytest
-from arenas import PLACES, SEGMENT_BYTES, Owner, expected_of
+from arenas import PLACES, SEGMENT_BYTES, Owner, expected_of, reason
 
 from pilotfish.core.prefilling.prefill_messages import RemoteMemory
 from pilotfish.errors import SegmentError
@@ -33,12 +33,6 @@ def memory_of(owner: Owner) -> RemoteMemory:
 
 def over_tcp() -> bool:
     return os.environ["UCX_TLS"] == "tcp"
-
-
-def reason(reader: NixlReader, reference: nixl.SegmentReference) -> str:
-    with pytest.raises(SegmentError, match=r"^segment: ") as error:
-        reader.read(reference)
-    return error.value.reason
 
 
 def test_segments_of_another_process(owner: Owner) -> None:

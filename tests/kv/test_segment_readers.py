@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from arenas import PLACES, SEGMENT_BYTES, Owner, expected_of, put
+from arenas import PLACES, SEGMENT_BYTES, Owner, expected_of, put, reason
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from pilotfish.core.prefilling.segments import SegmentReference
-from pilotfish.errors import SegmentError
 from pilotfish.kv.arena import Arena
 from pilotfish.kv.readers import SharedMemoryReader, content
 
@@ -29,12 +29,6 @@ def arena() -> Iterator[Arena]:
 @pytest.fixture
 def reader(arena: Arena) -> SharedMemoryReader:
     return SharedMemoryReader(arena.offer())
-
-
-def reason(reader: SharedMemoryReader, reference: SegmentReference) -> str:
-    with pytest.raises(SegmentError, match=r"^segment: ") as error:
-        reader.read(reference)
-    return error.value.reason
 
 
 def changed(reference: SegmentReference, **fields: int) -> SegmentReference:
@@ -121,8 +115,7 @@ def test_a_process_that_has_the_owners_number_is_not_the_owner(arena: Arena) -> 
     """As after a restart, or in another container: the same process and file, another arena in it."""
     other = Arena(PLACES * SEGMENT_BYTES, SEGMENT_BYTES)
     mixed = msgspec.structs.replace(other.offer(), nonce=arena.offer().nonce)
-    with pytest.raises(ValueError, match="not that memory"):
-        SharedMemoryReader(mixed)
+    assert "not that memory" in refused(ValueError, SharedMemoryReader, mixed)
     other.close()
 
 

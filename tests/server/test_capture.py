@@ -21,6 +21,7 @@ from http_double import (
     exchange,
     saying,
 )
+from refusals import refused
 
 from pilotfish.config.server import ServerConfig
 from pilotfish.errors import EngineError, ParameterError
@@ -215,12 +216,10 @@ def test_nothing_is_kept_unless_it_is_asked_for() -> None:
 
 
 def test_tags_without_a_folder_are_refused() -> None:
-    with pytest.raises(ParameterError, match="capture_tags"):
-        ServerConfig(capture_tags=("learn",))
+    assert "capture_tags" in refused(ParameterError, ServerConfig, capture_tags=("learn",))
 
 
 def test_the_folder_is_given_back(server: CapturingServer) -> None:
-    with pytest.raises(ParameterError, match="no other server"):
-        ClaimedFolder(server.path)
+    assert "no other server" in refused(ParameterError, ClaimedFolder, server.path)
     server.capture.close()
     ClaimedFolder(server.path).release()

@@ -101,17 +101,12 @@ def test_the_system_comes_first(system: Any) -> None:
     assert said(HI, system=system) == [{"role": "system", "content": "Be\nbrief."}, HI]
 
 
-@pytest.mark.parametrize("content", ["The answer is (", [text("The answer"), text("is (")]])
-def test_the_answer_goes_on_with_the_assistants_last_turn(content: Any) -> None:
+@pytest.mark.parametrize("content", ["The answer is (", [text("The answer"), text("is (")], "", []])
+def test_the_answer_goes_on_with_the_assistants_last_turn_unless_that_is_empty(content: Any) -> None:
     made = chat(messages=[HI, {"role": "assistant", "content": content}])
-    assert made.continue_final_message is True and made.messages[-1].role == "assistant"
+    assert made.continue_final_message is bool(content)
+    assert [message.role for message in made.messages] == (["user", "assistant"] if content else ["user"])
     assert chat().continue_final_message is False
-
-
-@pytest.mark.parametrize("content", ["", []])
-def test_an_empty_last_turn_of_the_assistant_is_none(content: Any) -> None:
-    made = chat(messages=[HI, {"role": "assistant", "content": content}])
-    assert made.continue_final_message is False and [message.role for message in made.messages] == ["user"]
 
 
 @pytest.mark.parametrize(

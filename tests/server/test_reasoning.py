@@ -51,18 +51,22 @@ def test_reasoning_is_told_apart(client: Client, engine: Engine, at_a_time: int)
     assert streamed(client) == message
 
 
-def test_reasoning_that_the_prompt_begins(client: Client, engine: Engine) -> None:
-    engine.says("I think so.</think>Yes.")
-    fields = {"chat_template_kwargs": {"open": True}}
-    message = client.post(CHAT, asked(**fields)).json["choices"][0]["message"]
-    assert (message["reasoning"], message["content"]) == ("I think so.", "Yes.")
-
-
-def test_reasoning_that_was_cut(client: Client, engine: Engine) -> None:
-    engine.says("<think>I th", reason="length")
-    choice = client.post(CHAT, asked()).json["choices"][0]
-    assert choice["message"]["reasoning"] == "I th" and choice["message"]["content"] is None
-    assert choice["finish_reason"] == "length"
+@pytest.mark.parametrize(
+    ("fields", "text", "reason", "reasoning", "content"),
+    [
+        ({"chat_template_kwargs": {"open": True}}, "I think so.</think>Yes.", "stop", "I think so.", "Yes."),
+        ({}, "<think>I th", "length", "I th", None),
+        ({"tools": [TOOL]}, f"<think>I must call {CALL}</think>{CALL}", "tool_calls", f"I must call {CALL}", None),
+    ],
+    ids=["begun by the prompt", "cut", "before a call"],
+)
+def test_reasoning_stands_apart(
+    client: Client, engine: Engine, fields: dict[str, Any], text: str, reason: str, reasoning: str, content: str | None
+) -> None:
+    engine.says(text, reason="length" if reason == "length" else "stop")
+    choice = client.post(CHAT, asked(**fields)).json["choices"][0]
+    assert (choice["message"]["reasoning"], choice["message"]["content"]) == (reasoning, content)
+    assert len(choice["message"].get("tool_calls", ())) == ("tools" in fields) and choice["finish_reason"] == reason
 
 
 def test_reasoning_may_be_left_out(client: Client, engine: Engine) -> None:
@@ -70,13 +74,6 @@ def test_reasoning_may_be_left_out(client: Client, engine: Engine) -> None:
     fields = {"include_reasoning": False}
     assert client.post(CHAT, asked(**fields)).json["choices"][0]["message"] == {"role": "assistant", "content": "Yes."}
     assert streamed(client, **fields) == {"role": "assistant", "content": "Yes."}
-
-
-def test_calls_follow_reasoning(client: Client, engine: Engine) -> None:
-    engine.says(f"<think>I must call {CALL}</think>{CALL}")
-    message = client.post(CHAT, asked(tools=[TOOL])).json["choices"][0]["message"]
-    assert message["reasoning"] == f"I must call {CALL}" and len(message["tool_calls"]) == 1
-    assert message["content"] is None
 
 
 def test_reasoning_goes_back_to_the_template(client: Client, engine: Engine) -> None:

@@ -250,15 +250,14 @@ REF = {"$ref": "#/$defs/B"}
         ({**A, "anyOf": [B]}, {**A, "anyOf": [B]}),
         ({"enum": [A], "const": A, "default": A}, {"enum": [A], "const": A, "default": A}),
         ({"not": A}, {"not": A}),
+        # definitions, and a part that has parts of its own
+        ({"$defs": {"B": B}, **REF}, {"$defs": {"B": {**B, **NO}}, **REF}),
+        ({"$defs": {"B": B}, "items": REF}, {"$defs": {"B": {**B, **NO}}, "items": REF}),
+        ({"allOf": [{"properties": {"a": A}}, B]}, {"allOf": [{"properties": {"a": {**A, **NO}}}, B]}),
     ],
 )
 def test_what_is_closed(schema: dict[str, Any], expected: dict[str, Any]) -> None:
     assert closed(schema) == expected
-
-
-def test_definitions_are_closed() -> None:
-    assert closed({"$defs": {"B": B}, **REF}) == {"$defs": {"B": {**B, **NO}}, **REF}
-    assert closed({"$defs": {"B": B}, "items": REF}) == {"$defs": {"B": {**B, **NO}}, "items": REF}
 
 
 def test_definitions_of_a_part_stay_open() -> None:
@@ -268,11 +267,6 @@ def test_definitions_of_a_part_stay_open() -> None:
     assert closed(through) == through
     itself = {**A, "items": {**B, "$ref": "#"}}
     assert closed(itself) == itself
-
-
-def test_a_schema_of_a_part_has_parts_of_its_own() -> None:
-    schema = {"allOf": [{"properties": {"a": A}}, B]}
-    assert closed(schema) == {"allOf": [{"properties": {"a": {**A, **NO}}}, B]}
 
 
 def test_a_long_chain_of_definitions_stays_open() -> None:

@@ -258,19 +258,13 @@ def test_a_reload_keeps_the_state_of_variants_that_stay() -> None:
         traffic.guard.share(VARIANT)
 
 
-def test_a_reload_with_what_there_is_forgets_no_evidence() -> None:
+@pytest.mark.parametrize(("reloaded", "kinds"), [([HOLDOUT], ["cut"]), (["other", HOLDOUT], [])])
+def test_a_reload_forgets_no_evidence_but_another_holdout_makes_it_void(reloaded: list[str], kinds: list[str]) -> None:
     traffic = warm(0)
     traffic.run(2, VariantPace(3.0))
-    traffic.guard.set_variants(HOLDOUT, [VARIANT])
-    assert [event.kind for event in traffic.second(VariantPace(3.0))] == ["cut"]
-
-
-def test_another_holdout_makes_evidence_void() -> None:
-    traffic = warm(0)
-    traffic.run(2, VariantPace(3.0))
-    traffic.guard.set_variants("other", [VARIANT])
-    traffic.guard.set_variants(HOLDOUT, [VARIANT])
-    assert traffic.second(VariantPace(3.0)) == []
+    for holdout in reloaded:
+        traffic.guard.set_variants(holdout, [VARIANT])
+    assert [event.kind for event in traffic.second(VariantPace(3.0))] == kinds
 
 
 @patch.multiple("pilotfish.operate.guarding.guard", PAUSE=1.0, LONGEST_PAUSE=1.0)
