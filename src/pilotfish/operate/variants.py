@@ -65,6 +65,11 @@ class Variant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return 0.0
 
 
+class Assigned(Struct, frozen=True):
+    variant: Variant
+    pinned: bool = False  # by its tag: it counts in no comparison
+
+
 class Variants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     variant: list[Variant]
     sticky: Literal["client", "request"] = "request"
@@ -82,20 +87,19 @@ class Variants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def drafts(self) -> set[str]:
         return {variant.draft for variant in self.variant if variant.draft}
 
-    def assign(self, client: str, request: str, tag: str | None, now: float) -> tuple[Variant, bool]:
-        """And whether its tag pins the request to the variant: then it counts in no comparison. `now` in seconds since
-        the epoch."""
+    def assign(self, client: str, request: str, tag: str | None, now: float) -> Assigned:
+        """`now` in seconds since the epoch."""
         for variant in self.variant:
             if tag is not None and tag in variant.tags:
-                return variant, True
+                return Assigned(variant, pinned=True)
         point, begin, rest = unit(client if self.sticky == "client" else request), 0.0, self.variant[0]
         for variant in self.variant:
             if variant.rest:
                 rest = variant
             elif begin <= point < begin + variant.share_at(now):
-                return variant, False
+                return Assigned(variant)
             begin += variant.greatest_share
-        return rest, False
+        return Assigned(rest)
 
 
 #: Of a server without a file.

@@ -38,7 +38,7 @@ def at(hours: float) -> float:
 
 
 def shares(variants: Variants, now: float) -> dict[str, float]:
-    got = [variants.assign("me", name, None, now)[0].name for name in NAMES]
+    got = [variants.assign("me", name, None, now).variant.name for name in NAMES]
     return {name: got.count(name) / len(NAMES) for name in variants.names}
 
 
@@ -59,22 +59,22 @@ def test_a_ramp_moves_requests_to_the_variant_that_is_ramped_and_no_other() -> N
     variants = by_request()
     for before, after in ((0, 10), (10, 47), (47, 60)):
         for name in NAMES:
-            first, then = (variants.assign("me", name, None, at(hours))[0].name for hours in (before, after))
+            first, then = (variants.assign("me", name, None, at(hours)).variant.name for hours in (before, after))
             assert first == then or (first, then) == ("present", "next")
 
 
 def test_all_requests_of_a_client_get_one() -> None:
     variants = read_variants(FILE)
-    assert len({variants.assign("me", name, None, at(30))[0].name for name in NAMES}) == 1
-    found = {variants.assign(client, "request", None, at(30))[0].name for client in NAMES}
+    assert len({variants.assign("me", name, None, at(30)).variant.name for name in NAMES}) == 1
+    found = {variants.assign(client, "request", None, at(30)).variant.name for client in NAMES}
     assert found == {"holdout", "next", "present"}
 
 
 def test_a_tag_pins_a_request() -> None:
     variants = read_variants(FILE)
-    assert {variants.assign(name, name, "canary", at(-9))[0].name for name in NAMES[:50]} == {"next"}
-    assert variants.assign("me", "one", "canary", at(0))[1]
-    assert not variants.assign("me", "one", "another", at(0))[1]
+    assert {variants.assign(name, name, "canary", at(-9)).variant.name for name in NAMES[:50]} == {"next"}
+    assert variants.assign("me", "one", "canary", at(0)).pinned
+    assert not variants.assign("me", "one", "another", at(0)).pinned
 
 
 def test_points_are_even_and_independent_by_use() -> None:

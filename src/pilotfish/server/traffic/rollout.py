@@ -139,11 +139,12 @@ class Rollout:
 
     def choose(self, client: str, request: str, tag: str | None, own: int | None, *, own_choice: bool) -> VariantChoice:
         """`own`: nodes of trees that the client wants, None: as configured; `own_choice`: the client set it."""
-        variant, pinned = self.variants.assign(client, request, tag, self._wall())
+        assigned = self.variants.assign(client, request, tag, self._wall())
+        variant = assigned.variant
         cut = unit(request, "trial") >= self.guard.share(variant.name)
         wanted = [nodes for nodes in (own, variant.max_nodes, 0 if cut else None) if nodes is not None]
         nodes = min(wanted, default=None)
-        return VariantChoice(variant, nodes, cut, pinned or own_choice, named=self.file is not None)
+        return VariantChoice(variant, nodes, cut, assigned.pinned or own_choice, named=self.file is not None)
 
     def begin(
         self, choice: VariantChoice, cohort: Cohort, record: RequestRecord, replay: ReplayedRequest | None
