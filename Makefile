@@ -26,19 +26,16 @@ soak: $(READY)
 	failed=; $(BIN)/pytest -n 2 tests/soak/test_whole_files.py || failed=1; \
 	$(BIN)/pytest tests/soak --ignore tests/soak/test_whole_files.py && test -z "$$failed"
 
-# On a machine with a CUDA GPU: tests, equal outputs, figures. PYTHON: of an environment with a CUDA build of PyTorch
-# and what `.[dev]` names.
+# On a machine with a CUDA GPU: tests, then figures and equal outputs. PYTHON: of an environment with a CUDA build of
+# PyTorch and what `.[dev]` names.
 PYTHON := python3
 REPORT := runs/gpu.json
-WAYS := "" "--mode async" "--draft eagle3" "--draft dspark" \
-	"--dtype float16" "--quantization int8" "--quantization fp8 --kv-dtype fp8"
+TRITON_TESTS = $(filter-out %_compiled.py,$(wildcard tests/model/test_triton_*.py))
 gpu: export PYTHONPATH := src
 gpu:
 	mkdir -p $(dir $(REPORT))
-	$(PYTHON) -m pytest tests/gpu $(wildcard tests/model/test_triton_*.py)
-	for way in $(WAYS); do $(PYTHON) -m pilotfish bench parity --pair pycode --device cuda --dtype bfloat16 --threads 4 \
-		--max-tokens 32 --prompts $(or $(PROMPTS),tests/gpu/prompts.jsonl) --out "$(dir $(REPORT))parity$${way// /}.json" $$way || exit 1; done
-	$(PYTHON) -m pilotfish bench gpu --out $(REPORT)
+	failed=; $(PYTHON) -m pytest -n 4 -W default --durations 10 tests/gpu $(TRITON_TESTS) || failed=1; \
+	$(PYTHON) -m pilotfish bench gpu --prompts $(or $(PROMPTS),tests/gpu/prompts.jsonl) --out $(REPORT) && test -z "$$failed"
 
 check: $(READY)
 	$(BIN)/ruff check .

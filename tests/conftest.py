@@ -52,7 +52,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 class _Scheduling(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith("tests/soak/test_whole_files"):  # each test runs a file of its own
+        if nodeid.startswith(("tests/soak/test_whole_files", "tests/gpu")):  # each test runs a file of its own, or long
             return nodeid
         return next((names[0] for names in SHARING if nodeid.startswith(names)), super()._split_scope(nodeid))
 

@@ -26,7 +26,7 @@ class RecordingKernels(Kernels):
         return self.sizes
 
     def recorded(self, forward: Forward, draw: Draw) -> Forward:
-        return GraphCache(forward, draw, self._record, self.device)
+        return GraphCache(forward, draw, self._record, self.device, self.moment)
 
     def _record(self, call: Callable[[], None]) -> Callable[[], None]:
         self.recordings += 1

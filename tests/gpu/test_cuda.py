@@ -167,6 +167,7 @@ def test_a_graph_draws_what_is_drawn_after_a_forward(children: int, params: dict
 
 def test_ten_million_draws_are_those_of_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     """A logarithm may have another last bit; a draw differs where two scores are as close as that."""
+    torch.set_num_threads(8)
     count, turns, differing = 50_000, 200, 0
     logits = torch.randn(1, 64, generator=torch.Generator().manual_seed(0)).expand(count, -1).contiguous()
     on_device, rows = logits.to(DEVICE), np.arange(count)

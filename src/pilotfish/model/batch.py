@@ -95,6 +95,7 @@ class Forwarded:
     logits: Tensor  # [kept rows, vocab]
     drawn: Tensor | None = None  # of the batch's draws, as `Kernels.draw` gives it
     later: Callable[[Tensor], Tensor] | None = None  # gives `drawn`, for the bits of draws that are masked
+    began: Any = None  # the moment when all that it reads was on its way to the device, where it is recorded
 
     def told(self, sampling: Sampling, vocab: int) -> Tensor | None:
         """What was drawn, on the host. Waits for the masks of `sampling`, of a forward that draws from `vocab`

@@ -31,7 +31,7 @@ def _accepts_first_child(forest: Forest, sampled: Ints) -> list[Verdict]:
 
 def test_zero_differences(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the batched cases; tests/soak has them all."""
-    cases = [case for case in CASES if case.concurrency > 1]
+    cases = [case for case in CASES if case.batched]
     monkeypatch.setattr(parity, "CASES", cases)
     report = measure(run_parity, "parity", thread_counts="1,2", max_tokens=8, limit=1)
     results = report.results
@@ -59,7 +59,7 @@ def test_a_wrong_rule_is_found(measure: Measure, monkeypatch: pytest.MonkeyPatch
 
 
 def test_drafters_that_offer_nothing_prove_nothing(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parity, "CASES", (ParityCase("ngram", 8), ParityCase("lm", 8, 16)))
+    monkeypatch.setattr(parity, "CASES", (ParityCase("ngram", True), ParityCase("lm", True, 16)))
     monkeypatch.setattr(NgramDrafter, "propose", NoDrafter.propose)
     report = measure(run_parity, "parity", thread_counts="1", max_tokens=8, limit=1)
     assert report.results["differing"] == 0 and report.failed
@@ -70,7 +70,7 @@ def test_a_drafter_that_fails_is_not_measured(measure: Measure, monkeypatch: pyt
     def broken(*_: object) -> list[Guesses]:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(parity, "CASES", (ParityCase("ngram", 8),))
+    monkeypatch.setattr(parity, "CASES", (ParityCase("ngram", True),))
     monkeypatch.setattr(NgramDrafter, "propose", broken)
     with pytest.raises(EngineError, match="the drafter failed"):
         measure(run_parity, "parity", thread_counts="1", max_tokens=8, limit=1)

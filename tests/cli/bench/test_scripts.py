@@ -1,5 +1,6 @@
 """The scripts of benchmarks/, how each is used; benches of a GPU and of the draft protocol. No test says how fast."""
 
+import json
 import os
 import runpy
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from programs import children, memory_bytes
+from recording import RecordingKernels
 from typer.testing import CliRunner
 
 from pilotfish.cli.bench import gpu, protocol
@@ -51,7 +53,7 @@ def test_what_a_process_takes() -> None:
 
 def test_without_a_gpu_it_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    result = CliRunner().invoke(app, ["gpu"])
+    result = CliRunner().invoke(app, ["gpu", "--prompts", "prompts.jsonl"])
     assert isinstance(result.exception, InputError) and str(result.exception) == "there is no CUDA device here"
 
 
@@ -60,12 +62,12 @@ def test_its_measurements_run_on_a_processor_too(monkeypatch: pytest.MonkeyPatch
     cpu = torch.device("cpu")
     for name, value in {"CONTEXTS": (40,), "ROWS": (1, 5), "CALLS": 2, "PROMPT": 20, "CONTEXT": 9, "SLOTS": 60}.items():
         monkeypatch.setattr(gpu, name, value)
-    model = random_model(TINY, torch.float32, cpu)
+    model = random_model(TINY, torch.float32, cpu, RecordingKernels())
     read = gpu.weight_bytes(model)
     linears = 32 * (4 + 2 * 2) * 64 + 32 * 4 * 64 + 3 * 32 * 48 + 8192 * 32
     assert read == 4 * linears, "all products, and no embedding"
     for row in gpu.steps(model, 10.0, 1):
-        assert row["floor_ms"] > read / 1e7 and min(row["step_ms"], row["forward_ms"]) > 0
+        assert row["floor_ms"] > read / 1e7 and min(row["step_ms"], row["forward_ms"], row["sampling_ms"]) > 0
     monkeypatch.setattr(gpu, "TOKENS", 6)
     assert [row["requests"] for row in gpu.idle(model)] == [1, 8, 32]
     assert gpu.prompt(model, 1)["tflop_per_s"] > 0
@@ -73,6 +75,30 @@ def test_its_measurements_run_on_a_processor_too(monkeypatch: pytest.MonkeyPatch
         assert row["us"] > 0
     monkeypatch.setitem(gpu.SHAPES, "1b", TINY)
     assert [row["draft"] for row in gpu.levels(torch.float32, cpu, 1) if row["ms"] > 0] == ["1b", "bundled"]
+
+
+def test_it_compares_outputs_too() -> None:
+    (refused,) = gpu.parity(["--kv-dtype fp8"], Path(gpu.__file__).parents[4] / "tests/gpu/prompts.jsonl", "cpu")
+    assert refused == {"way": "--kv-dtype fp8", "problem": refused["problem"]} and "kv_dtype: " in refused["problem"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "difference", "problem"),
+    [
+        ({"vacuous": False}, [], "no KV came from elsewhere"),
+        ({"vacuous": True}, [], "lm 4 shows nothing"),
+        ({"vacuous": False}, [{"drafter": "lm 4", "index": 7}], "lm 4 differs at 7"),
+    ],
+)
+def test_it_says_what_shows_no_equality(
+    outcome: dict[str, bool], difference: list[dict[str, object]], problem: str, tmp_path: Path
+) -> None:
+    counts = dict.fromkeys(("compared", "differing", "from_host", "handed_over", "seconds"), 3)
+    report = {**counts, "outcomes": [{"drafter": "lm 4", **outcome}], "differences": difference}
+    (tmp_path / "report").write_text(json.dumps(report))
+    for code, expected in ((0, ""), (1, problem)):
+        process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
+        assert gpu._compared("", tmp_path, process) == {"way": "bfloat16", **counts, "problem": expected}
 
 
 def test_what_is_compiled_decodes() -> None:

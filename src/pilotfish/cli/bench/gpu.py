@@ -1,11 +1,17 @@
-"""What steps cost on a CUDA GPU beside the time in which their bytes are read; attention and products alone."""
+"""What steps cost on a CUDA GPU beside the time in which their bytes are read; attention and products alone; whether
+outputs are equal."""
 
 import gc
+import json
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.plain_decode import PlainDecode
 from pilotfish.cli.bench.report import ProgressBar, Report, Row, timed
+from pilotfish.cli.pages.document import write_file
 from pilotfish.config.fields import Quantization
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting.drafter import NoDrafter
@@ -31,10 +38,11 @@ from pilotfish.model.attention import AttentionMetadata, Scoring
 from pilotfish.model.batch import Batch
 from pilotfish.model.cuda.graphs import CudaRecorder
 from pilotfish.model.devices import kernels_of
+from pilotfish.model.draws import Draws
 from pilotfish.model.executor import LaunchedForward, TorchExecutor
 from pilotfish.model.experts import Affine
 from pilotfish.model.kernels import JoinedLinear, Kernels
-from pilotfish.model.kv_planes import LayerKV
+from pilotfish.model.kv_planes import FP8_CAPABILITY, LayerKV
 from pilotfish.model.loading.checkpoint import linear_weights, meta_module
 from pilotfish.model.loading.footprint import slot_bytes
 from pilotfish.model.loading.loader import LoadedModel, load_model
@@ -45,6 +53,13 @@ from pilotfish.workers.ahead import AheadWorker
 
 T = TypeVar("T")
 
+#: Options of `bench parity` beside bfloat16. All run at a time.
+WAYS = (
+    *("", "--mode async", "--draft eagle3", "--draft dspark"),
+    *("--prefix-cache --kv-host-memory 1", "--prefill-workers 1 --prefill-threshold 64"),
+    *("--dtype float16", "--quantization int8", "--quantization fp8 --kv-dtype fp8"),
+)
+TOGETHER, PARITY_TOKENS, PARITY_SECONDS = 32, 32, 240  # sequences; of each output; until one is given up
 VOCAB = 8192  # of shapes that name no other
 CONTEXT = 256  # tokens before a step
 PROMPT = 1024
@@ -60,13 +75,14 @@ CALLS = 40
 
 
 def run_gpu(options: BenchOptions, progress: ProgressBar) -> Report:
-    """Reports medians of `repeats` measurements. InputError where there is no CUDA device."""
+    """Reports medians of `repeats` measurements, then what `bench parity` finds. InputError where there is no CUDA
+    device."""
     if not torch.cuda.is_available():
         raise InputError("there is no CUDA device here")
     device, repeats = torch.device("cuda"), options.repeats
     precision = precision_of(options.engine["dtype"], SHAPES["1b"], device, eager=False)
     dtype, shape = precision.dtype, SHAPES["8b"]
-    progress.total = 7
+    progress.total = 8
     gb_per_s = 2 * COPY_BYTES / (milliseconds(_copy(device), repeats) * 1e6)
     results: dict[str, Any] = {"steps": []}
     for name, each in SHAPES.items():
@@ -76,7 +92,7 @@ def run_gpu(options: BenchOptions, progress: ProgressBar) -> Report:
     results["idle"] = list(idle(model))
     results["prompts"] = [{"products": "ours", **prompt(model, repeats)}]
     del model
-    compiled = [{"rows": rows, "ms": compiled_ms(rows, dtype, device, repeats)} for rows in ROWS[:2]]
+    compiled = [{"rows": rows, "ms": compiled_ms(rows, dtype, device, repeats)} for rows in ROWS]
     progress("compiled")
     library = random_model(shape, dtype, device, with_cublas(device, shape.head_dim))
     results["prompts"] += [{"products": "cuBLAS", **prompt(library, repeats)}]
@@ -90,7 +106,18 @@ def run_gpu(options: BenchOptions, progress: ProgressBar) -> Report:
     results["products"] = list(products(shape, dtype, device, repeats))
     progress("products")
     machine = {"dtype": precision.name, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
-    return Report({**machine, "copy_gb_per_s": gb_per_s, **results})
+    results = {**machine, "copy_gb_per_s": gb_per_s, **results}
+    if options.out is not None:
+        write_file(Report(results).as_json(), options.out, "out")  # what follows may be cut off
+    gc.collect()
+    torch.cuda.empty_cache()
+    found = parity([way for way in WAYS if has_fp8() or "fp8" not in way], options.prompts, str(device))
+    progress("parity")
+    return Report({**results, "parity": found}, failed=any(row["problem"] for row in found))
+
+
+def has_fp8() -> bool:
+    return torch.cuda.get_device_capability() >= FP8_CAPABILITY
 
 
 def milliseconds(call: Callable[[], object], repeats: int) -> float:
@@ -125,17 +152,23 @@ def _copy(device: torch.device) -> Callable[[], object]:
 
 
 def steps(model: LoadedModel, gb_per_s: float, repeats: int) -> Iterator[Row]:
-    """Of one token and a tree below it, `rows` together, after `CONTEXT` tokens. `forward_ms` is the device's; a step
-    is from rows to tokens at T = 0.8, Python included. The floor reads weights and KV once each."""
-    executor = TorchExecutor(model, SLOTS)
+    """Of one token and a tree below it, `rows` together, after `CONTEXT` tokens. `forward_ms` is the device's, with the
+    `sampling_ms` of its draws at T = 0.8; a step is from rows to tokens, Python included. The floor reads weights and
+    KV once each."""
+    executor, kernels = TorchExecutor(model, SLOTS), model.kernels
     for rows in ROWS:
         step = step_rows(executor, rows)
         run = partial(executor.execute, [step], sampling_of(rows))
         spent = milliseconds(run, repeats)
         forward = 1000 * statistics.median(run().seconds.model for _ in range(repeats))
+        draws, logits = Draws.of(sampling_of(rows), rows, VOCAB), torch.randn(rows, model.config.vocab_size)
+        assert draws is not None
+        draw = partial(kernels.draw, logits.to(model.device, model.dtype), draws.map(lambda x: x.to(model.device)))
+        sampling = microseconds(draw, 1, model.device, repeats) / 1000
         read = weight_bytes(model) + (CONTEXT + rows) * slot_bytes(model.config, model.kv_dtype.itemsize)
         floor = read / (gb_per_s * 1e6)
-        yield {"rows": rows, "floor_ms": floor, "forward_ms": forward, "step_ms": spent, "times_floor": spent / floor}
+        times = {"floor_ms": floor, "forward_ms": forward, "sampling_ms": sampling, "step_ms": spent}
+        yield {"rows": rows, **times, "times_floor": spent / floor}
 
 
 class WatchedExecutor(TorchExecutor):
@@ -161,7 +194,7 @@ def idle(model: LoadedModel) -> Iterator[Row]:
         while worker.busy:
             worker.step()
         pairs = [*pairwise(executor.launched)][-TOKENS // 2 :]  # once all prompts are read
-        gaps = [1000 * kernels.seconds(after.moments[0], before.moments[1]) for before, after in pairs]
+        gaps = [1000 * kernels.seconds(after.forwarded.began, before.moments[1]) for before, after in pairs]
         yield {"requests": requests, "idle_ms": statistics.median(gaps)}
 
 
@@ -198,7 +231,7 @@ def eight_bits(shape: LlamaConfig, dtype: torch.dtype, device: torch.device, rep
         step = step_rows(executor, 1)
         return milliseconds(lambda: executor.forward([step]), repeats)
 
-    kinds: tuple[Quantization, ...] = ("none", "int8", "fp8")
+    kinds: tuple[Quantization, ...] = ("none", "int8", "fp8") if has_fp8() else ("none", "int8")
     return [{"weights": kind, "rows": 1, "forward_ms": forward_ms(kind)} for kind in kinds]
 
 
@@ -273,6 +306,39 @@ def products(shape: LlamaConfig, dtype: torch.dtype, device: torch.device, repea
 
 def _applied(x: Tensor, linear: Callable[[Tensor], Tensor]) -> Tensor:
     return linear(x)
+
+
+# -- outputs
+
+
+def parity(ways: Sequence[str], prompts: Path, device: str) -> list[Row]:
+    """A process for each way. `problem`: what it ended with, unless all outputs are equal and show something."""
+    common = ["--pair", "pycode", "--dtype", "bfloat16", "--device", device, "--threads", "4"]
+    common += ["--prompts", str(prompts), "--max-tokens", str(PARITY_TOKENS), "--concurrency", str(TOGETHER)]
+    with TemporaryDirectory() as name:
+        folders, begun = [Path(name, str(place)) for place in range(len(ways))], list[subprocess.Popen[bytes]]()
+        for way, folder in zip(ways, folders, strict=True):
+            folder.mkdir()
+            command = [sys.executable, "-m", "pilotfish", "bench", "parity", *common, *way.split()]
+            with (folder / "error").open("w") as error:
+                report = ["--out", str(folder / "report")]
+                begun.append(subprocess.Popen([*command, *report], stdout=subprocess.DEVNULL, stderr=error))
+        return [_compared(*each) for each in zip(ways, folders, begun, strict=True)]
+
+
+def _compared(way: str, folder: Path, process: subprocess.Popen[bytes]) -> Row:
+    try:
+        failed = process.wait(PARITY_SECONDS)
+        report = json.loads((folder / "report").read_text())
+    except (subprocess.TimeoutExpired, OSError) as failure:
+        process.kill()
+        said = (folder / "error").read_text().strip().rpartition("\n")[2]
+        return {"way": way or "bfloat16", "problem": said or type(failure).__name__}
+    counts = {name: report[name] for name in ("compared", "differing", "from_host", "handed_over", "seconds")}
+    unshown = [f"{one['drafter']} shows nothing" for one in report["outcomes"] if one["vacuous"]]
+    differ = [f"{one['drafter']} differs at {one['index']}" for one in report["differences"]]
+    problem = ", ".join([*differ[:3], *unshown[:3]]) or "no KV came from elsewhere"
+    return {"way": way or "bfloat16", **counts, "problem": problem if failed else ""}
 
 
 # -- Llamas of known shapes with random weights, whose forwards cost what trained ones do; the rows of a step

@@ -16,6 +16,7 @@ from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.report import ProgressBar, Report, Row
 from pilotfish.cli.bench.workload import Job, Prompt, parse_numbers
 from pilotfish.config.engine import EngineConfig
+from pilotfish.core.cache.tiers import HOST
 from pilotfish.core.drafting.drafter import DraftLimits, NoDrafter
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.budget import FixedBudget
@@ -28,7 +29,6 @@ from pilotfish.engine.engine import Engine
 PARITY_SETTINGS = msgspec.toml.decode(
     Path(__file__).with_name("parity.toml").read_bytes(), type=dict[str, SamplingParams]
 )
-BATCH = 8
 #: The drafter of random trees, and the nodes of the largest.
 RANDOM, MOST_RANDOM = "random", 24
 TREES = (("lm", 4), ("lm", 16), ("lm", 48), ("ngram", 0), ("suffix", 0), ("lm+ngram", 0), ("lm+suffix", 0),
@@ -36,6 +36,8 @@ TREES = (("lm", 4), ("lm", 16), ("lm", 48), ("ngram", 0), ("suffix", 0), ("lm+ng
 ASYNC_NODES = 16
 #: As a 70B target and a 1B draft.
 PACE = "target=10.4ms,draft=2.6ms"
+#: Counts of tokens whose KV some option brings: without any it shows nothing.
+FROM_ELSEWHERE = {"kv_host_memory": "from_host", "prefill_workers": "handed_over"}
 #: Of all runs: what has ended before is what suffix drafters guess from.
 SALT = "parity"
 
@@ -45,7 +47,7 @@ class ParityCase:
     """A drafter that is compared with `off` alone, or a kind of async engine."""
 
     drafter: str
-    concurrency: int
+    batched: bool  # with others; or alone
     nodes: int = 0  # of a tree; 0: as configured
     preempted: bool = False  # with a KV pool too small for its batch
 
@@ -55,21 +57,21 @@ class ParityCase:
         return self.drafter + nodes + (", preempted" if self.preempted else "")
 
 
-REFERENCE = ParityCase(OFF, 1)
+REFERENCE = ParityCase(OFF, batched=False)
 #: Batched cases, which are quicker, first.
 CASES = (
-    ParityCase(OFF, BATCH),
-    *(ParityCase(name, BATCH, nodes) for name, nodes in TREES),
-    ParityCase(OFF, BATCH, preempted=True),
-    ParityCase("lm+ngram+suffix", BATCH, preempted=True),
-    *(ParityCase(name, 1, nodes) for name, nodes in TREES),
+    ParityCase(OFF, batched=True),
+    *(ParityCase(name, True, nodes) for name, nodes in TREES),
+    ParityCase(OFF, batched=True, preempted=True),
+    ParityCase("lm+ngram+suffix", batched=True, preempted=True),
+    *(ParityCase(name, False, nodes) for name, nodes in TREES),
 )
 
 
 def async_cases(workers: int, pace: str) -> list[ParityCase]:
     """Those of an engine of mode async that starts so many draft workers; they and the target may be paced."""
     name = f"async, {workers} draft{'s' if workers > 1 else ''}" + (", paced" if pace else "")
-    return [ParityCase(name, BATCH), ParityCase(name, BATCH, preempted=True), ParityCase(name, 1)]
+    return [ParityCase(name, True), ParityCase(name, True, preempted=True), ParityCase(name, False)]
 
 
 def async_config(sync: EngineConfig, workers: int, pace: str) -> EngineConfig:
@@ -95,36 +97,43 @@ def run_parity(options: BenchOptions, progress: ProgressBar) -> Report:
     began, references = time.perf_counter(), list[Run]()
     outcomes, across, differences = list[Row](), list[Row](), list[Row]()
     for threads in thread_counts:
-        runs = _runs(replace(config, threads=threads), options.compared, jobs, progress)
+        runs = _runs(replace(config, threads=threads), options, jobs, progress)
         references.append(next(runs)[1])
-        across.append(outcome_of(REFERENCE, references[-1], references[0], threads))
+        across.append(outcome_of(REFERENCE, references[-1], references[0], threads, options))
         for case, run in runs:
-            outcomes.append(outcome_of(case, run, references[-1], threads))
-            differences.extend(differences_of(case, run, references[-1], threads, jobs))
+            outcomes.append(outcome_of(case, run, references[-1], threads, options))
+            differences.extend(differences_of(outcomes[-1], run, references[-1], jobs))
     results = {"outcomes": outcomes, "across_threads": across[1:], "differences": differences}
-    counts = {name: sum(outcome[name] for outcome in outcomes) for name in ("compared", "differing")}
-    unproved = counts["differing"] > 0 or any(outcome["vacuous"] for outcome in outcomes)
+    counted = ("compared", "differing", "from_host", "handed_over")
+    counts = {name: sum(outcome[name] for outcome in outcomes) for name in counted}
+    unused = [
+        *(options.engine[option] and not counts[name] for option, name in FROM_ELSEWHERE.items()),
+        *(outcome["vacuous"] for outcome in outcomes),
+    ]
+    unproved = counts["differing"] > 0 or any(unused)
     promised = options.precision == "float32" or config.device.startswith("cuda")
     seconds = time.perf_counter() - began
     return Report({**results, **counts, "seconds": seconds}, failed=promised and unproved)
 
 
 def _runs(
-    config: EngineConfig, compared: str, jobs: Sequence[Job], progress: ProgressBar
+    config: EngineConfig, options: BenchOptions, jobs: Sequence[Job], progress: ProgressBar
 ) -> Iterator[tuple[ParityCase, Run]]:
-    sync = Engine(config)
-    for case in (REFERENCE, *(CASES if compared == "sync" else ())):
-        yield case, _run(sync, _contestant(sync, case), case, jobs, progress)
-    for setup in SETUPS if compared == "async" else ():
+
+    def run(engine: Engine, contestant: Contestant, case: ParityCase) -> tuple[ParityCase, Run]:
+        most = options.concurrency
+        together = most if case.batched else 1
+        done = partial(progress, f"{case.name}, {together} at a time")
+        with scarce_slots(engine, jobs, most) if case.preempted else nullcontext():
+            return case, contestant.run(engine, jobs, together, done, SALT)
+
+    with Engine(config) as sync:
+        for case in (REFERENCE, *(CASES if options.compared == "sync" else ())):
+            yield run(sync, _contestant(sync, case), case)
+    for setup in SETUPS if options.compared == "async" else ():
         with Engine(async_config(config, *setup)) as engine:
             for case in async_cases(*setup):
-                yield case, _run(engine, contestant_of(engine), case, jobs, progress)
-
-
-def _run(engine: Engine, contestant: Contestant, case: ParityCase, jobs: Sequence[Job], progress: ProgressBar) -> Run:
-    done = partial(progress, f"{case.name}, {case.concurrency} at a time")
-    with scarce_slots(engine, jobs) if case.preempted else nullcontext():
-        return contestant.run(engine, jobs, case.concurrency, done, SALT)
+                yield run(engine, contestant_of(engine), case)
 
 
 def _contestant(engine: Engine, case: ParityCase) -> Contestant:
@@ -134,13 +143,13 @@ def _contestant(engine: Engine, case: ParityCase) -> Contestant:
 
 
 @contextmanager
-def scarce_slots(engine: Engine, jobs: Sequence[Job]) -> Iterator[None]:
-    """Leave half of the slots that the longest batch needs, and enough for the longest sequence. The target admits what
-    only just fits, so that requests are preempted."""
-    scheduler = engine.worker.scheduler
+def scarce_slots(engine: Engine, jobs: Sequence[Job], together: int) -> Iterator[None]:
+    """Leave half of the slots that the longest batch needs, an eighth where requests share those of their prompts, and
+    enough for the longest sequence. The target admits what only just fits, so that requests are preempted."""
+    scheduler, part = engine.worker.scheduler, 8 if engine.config.prefix_cache else 2
     lengths = sorted(len(engine.check_prompt(job.prompt.text)) + job.params.max_tokens for job in jobs)
-    slots = max(lengths[-1], sum(lengths[-BATCH:]) // 2)
-    held = scheduler.pool.allocate(scheduler.pool.capacity - slots)
+    slots = max(lengths[-1], sum(lengths[-together:]) // part)
+    held = scheduler.cache.allocate(scheduler.pool.capacity - slots)
     scheduler.headroom = 1
     yield
     scheduler.headroom = HEADROOM
@@ -158,31 +167,34 @@ def mixed_jobs(prompts: Sequence[Prompt], settings: dict[str, SamplingParams], m
     return jobs
 
 
-def outcome_of(case: ParityCase, run: Run, reference: Run, threads: int) -> Row:
-    """`verified` counts the nodes of all trees, `accepted` those on accepted paths: a drafter that offers nothing is
-    equal and shows nothing, as does a scarce pool that nobody gave way in."""
+def outcome_of(case: ParityCase, run: Run, reference: Run, threads: int, options: BenchOptions) -> Row:
+    """`verified` counts the nodes of all trees, `accepted` those on accepted paths, `from_host` and `handed_over` the
+    tokens whose KV came from host memory and from prefill workers. A drafter that offers nothing is equal and shows
+    nothing, as does a scarce pool in which nobody gave way."""
     verified, preemptions = run.total("draft_tokens"), run.total("preemptions")
     return {
         "drafter": case.name,
-        "concurrency": case.concurrency,
+        "concurrency": options.concurrency if case.batched else 1,
         "threads": threads,
         "compared": len(run.outputs),
         "differing": sum(a != b for a, b in zip(run.outputs, reference.outputs, strict=True)),
         "verified": verified,
         "accepted": run.total("accepted_tokens"),
         "preemptions": preemptions,
+        "from_host": sum(one.cached_by_tier.get(HOST, 0) for one in run.stats),
+        "handed_over": sum(report.tokens for one in run.stats for report in one.handovers),
         "vacuous": (verified == 0 and case.drafter != OFF) or (preemptions == 0 and case.preempted),
         "seconds": run.seconds,
     }
 
 
-def differences_of(case: ParityCase, run: Run, reference: Run, threads: int, jobs: Sequence[Job]) -> Iterator[Row]:
+def differences_of(outcome: Row, run: Run, reference: Run, jobs: Sequence[Job]) -> Iterator[Row]:
     """The first unequal token of each unequal sequence."""
+    where = {name: outcome[name] for name in ("threads", "drafter", "concurrency")}
     for job, left, right in zip(jobs, run.outputs, reference.outputs, strict=True):
         if left != right:
             unequal = (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
             index = next(unequal, min(len(left), len(right)))
-            where = {"threads": threads, "drafter": case.name, "concurrency": case.concurrency}
             yield {**where, "prompt": job.prompt.id, "setting": job.setting, "index": index}
 
 

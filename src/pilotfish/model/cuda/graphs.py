@@ -1,4 +1,5 @@
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -101,8 +102,10 @@ class GraphCache:
         draw: Callable[[Tensor, Draws], Tensor],
         record: Record,
         device: torch.device,
+        moment: Callable[[], Any] = time.perf_counter,
     ) -> None:
         self._forward, self._draw, self._record, self._device = forward, draw, record, device
+        self._moment = moment
         self._mirror, self._draw_mirror = Mirror(FIRST, device), Mirror(0, device)
         self._forwards: dict[Key, RecordedForward] = {}
         self._draws: dict[Key, RecordedDraw] = {}
@@ -111,14 +114,18 @@ class GraphCache:
     def __call__(self, batch: Batch) -> Forwarded:
         later = batch.draws if batch.draws is not None and not batch.draws.plain else None
         draws = batch.draws if later is None else None
-        outputs = self._replayed(replace(batch, draws=draws, follows=None), batch.follows)
+        graph = self._filled(replace(batch, draws=draws, follows=None), batch.follows)
+        began, outputs = self._moment(), graph.outputs
+        graph.replay()
         given = [output.clone() for output in outputs]
         if later is None:
-            return Forwarded(given[0], given[1] if len(given) > 1 else None)
+            return Forwarded(given[0], given[1] if len(given) > 1 else None, began=began)
         draw = self._drawing(outputs[0], later)
-        return Forwarded(given[0], later=draw) if later.masked else Forwarded(given[0], draw())
+        if later.masked:
+            return Forwarded(given[0], later=draw, began=began)
+        return Forwarded(given[0], draw(), began=began)
 
-    def _replayed(self, batch: Batch, follows: Tensor | None) -> list[Tensor]:
+    def _filled(self, batch: Batch, follows: Tensor | None) -> RecordedForward:
         if (size := sum(_sizes(batch))) > self._mirror.size:
             self._forwards.clear()  # they read the old one
             self._mirror = Mirror(1 << size.bit_length(), self._device)
@@ -126,8 +133,7 @@ class GraphCache:
         key = (batch.metadata.longest, batch.last, draws, *(tensor.shape for tensor in batch.tensors()[:-1]))
         graph = _kept(self._forwards, key, partial(self._recorded, batch, follows))
         self._fill(graph.pinned, graph.read, batch, follows)
-        graph.replay()
-        return graph.outputs
+        return graph
 
     def _fill(self, pinned: Batch, read: Batch, batch: Batch, follows: Tensor | None) -> None:
         self._mirror.fill(pinned, batch)

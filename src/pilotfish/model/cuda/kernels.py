@@ -51,7 +51,7 @@ class CUDAKernels(Kernels):
         return TritonDecoder(model, context) if plain and alone and TritonDecoder.fits(model) else model
 
     def recorded(self, forward: Forward, draw: Draw) -> Forward:
-        return GraphCache(forward, draw, CudaRecorder(), self.device)
+        return GraphCache(forward, draw, CudaRecorder(), self.device, self.moment)
 
     def draw(self, logits: Tensor, draws: Draws, ids: Tensor | None = None) -> Tensor:
         return drawn_at_once(logits, draws, ids)
