@@ -14,7 +14,7 @@ from sizes import paired, sized
 from pilotfish.core.drafting.drafter import DraftLimits
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.budget import AdaptiveBudget, Budget, Effort, FixedBudget, StepLoad
-from pilotfish.core.scheduling.calibration import StepCosts
+from pilotfish.core.scheduling.calibration import ContextCosts, StepCosts
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.scheduling.step import Chunk, RequestCommit, Step
 from pilotfish.core.trees.tree import ROOT, Forest, Guesses
@@ -139,6 +139,17 @@ def _step(forest: Forest) -> Step:
     count, slots = forest.num_trees, np.zeros(1, np.int32)
     whole = [True] * count, [range(0)] * count, [slots] * count
     return Step(CHUNKS[:count], *whole, forest, np.zeros(len(forest), np.int32))
+
+
+def test_what_a_long_context_costs_is_no_cost_of_rows() -> None:
+    costs = StepCosts({1: 1e-3, 64: 2e-3}, context=ContextCosts(first=1e-7))
+    budget, rows = AdaptiveBudget(NODES, LEVELS, costs, 1e-4), np.arange(1, 65)
+    before = costs.over(rows)
+    for turn in range(60):
+        load = StepLoad(1, 1, ROOM, context=100_000 * (turn % 2))
+        budget.limits(load, 0.01 * turn)
+        budget.observe(_step(Forest.of([Guesses()])), [], 1e-3 + 1e-7 * load.context)
+    assert costs.over(rows) == pytest.approx(before)
 
 
 def speed(budget: Budget, device: Device, sequences: int, steps: int = sized(600, 900)) -> float:

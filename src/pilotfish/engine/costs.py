@@ -1,5 +1,6 @@
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafting.drafter import Drafter, NoDrafter, drafters_of
 from pilotfish.core.scheduling.budget import AdaptiveBudget, Budget, FixedBudget
-from pilotfish.core.scheduling.calibration import StepCosts
+from pilotfish.core.scheduling.calibration import NO_CONTEXT, ContextCosts, StepCosts
 from pilotfish.core.scheduling.executor import NO_NODES, NO_SAMPLING, Executor, SequenceRows
 from pilotfish.model.pacer import Pacer
 from pilotfish.workers.lm import LMDrafter
@@ -16,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 REPEATS = 3
+#: Tokens of a long context, and rows of it, one of `KNOTS`.
+LONG, FURTHER = 4096, 16
 #: Seconds after which no larger forward is measured: what they cost follows from the others and, soon, from service.
 PATIENCE = 1.0
 
@@ -27,13 +30,25 @@ def step_costs(executor: Executor, max_rows: int) -> StepCosts:
         seconds[rows] = forward_seconds(executor, rows)
         if len(seconds) > 2 and time.perf_counter() - began > PATIENCE:
             break
-    return StepCosts(seconds, executor.padded)
+    return StepCosts(seconds, executor.padded, context_costs(executor, seconds))
 
 
-def forward_seconds(executor: Executor, rows: int, pacer: Pacer | None = None, feature_width: int = 0) -> float:
-    """Least of `REPEATS` forwards of `rows` rows that all give logits. Overwrites the first slots: only while idle. A
-    trained head's rows have features, and begin with the second token."""
-    start = int(feature_width > 0)
+def context_costs(executor: Executor, seconds: Mapping[int, float]) -> ContextCosts:
+    """`seconds` of forwards without context."""
+    before, most = min(executor.num_slots, executor.context, LONG) - FURTHER, max(seconds)
+    if before < LONG // 4 or most < FURTHER:
+        return NO_CONTEXT
+    one, further = (forward_seconds(executor, rows, before=before) - seconds[rows] for rows in (1, FURTHER))
+    each = (further - one) / (FURTHER - 1)
+    return ContextCosts(max(one, 0.0) / before, max(each, 0.0) / before)
+
+
+def forward_seconds(
+    executor: Executor, rows: int, pacer: Pacer | None = None, feature_width: int = 0, before: int = 0
+) -> float:
+    """Least of `REPEATS` forwards of `rows` rows that all give logits, after `before` tokens. Overwrites the first
+    slots: only while idle. A trained head's rows have features, and begin with the second token."""
+    start = max(before, int(feature_width > 0))
     rows = min(rows, executor.context - start)
     features = np.zeros((rows, feature_width), np.float32) if feature_width else None
     slots = np.arange(start + rows, dtype=np.int32)

@@ -84,10 +84,11 @@ class TargetWorker:
             self.last_step = None
             return None
         rows = sum(chunk.count for chunk in chunks)
-        load = StepLoad(sum(chunk.complete for chunk in chunks), rows, self.scheduler.room(chunks))
+        sampling = [chunk.request for chunk in chunks if chunk.complete]
+        context = sum(len(request.tokens) for request in sampling)
+        load = StepLoad(len(sampling), rows, self.scheduler.room(chunks), context)
         planned = self._clock()
         limits = self._limits(load, planned)
-        sampling = [chunk.request for chunk in chunks if chunk.complete]
         offered = self.drafter.propose(sampling, limits)
         drafted = self._clock()
         late = self.drafter.late(sampling, offered, limits)

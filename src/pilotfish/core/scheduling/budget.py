@@ -15,7 +15,7 @@ import numpy as np
 from pilotfish.core.drafting.drafter import DraftLimits
 from pilotfish.core.scheduling.calibration import Calibration, GainCurve, LevelCurve, SecondsBySize, StepCosts
 from pilotfish.core.scheduling.step import RequestCommit, Step
-from pilotfish.core.trees.tree import Floats, Forest
+from pilotfish.core.trees.tree import Floats, Forest, Ints
 
 #: Nodes that a step may verify, over all its sequences together.
 BUCKETS = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -26,6 +26,7 @@ class StepLoad:
     sequences: int
     rows: int
     room: int
+    context: int = 0  # tokens of the sequences
 
 
 class Budget(Protocol):
@@ -100,6 +101,7 @@ class AdaptiveBudget:
         self._probes = Probes(self.FIRST_STEPS, self.PROBE_STEPS, self.FIRST_PROBE, self.LAST_PROBE)
         self._effort = self._asked_for = Effort.NONE  # of this step; of the last one with room for nodes
         self._probing = self._resumed = False  # whether this step is of a trial; and its draft had to catch up
+        self._load = StepLoad(0, 0, 0)  # of this step
         self._draft_seconds, self._total = 0.0, 0  # of this step; nodes that it may verify
         self._now = self._awaited_until = 0.0  # of this step; when a draft that rested must have read
         self._price = 0.0  # tokens a second that its time is worth
@@ -107,6 +109,7 @@ class AdaptiveBudget:
     # -- before drafting
 
     def limits(self, load: StepLoad, now: float) -> DraftLimits:
+        self._load = load
         if not load.sequences:
             return DraftLimits(0, 0, 0, 0.0)
         probed = self._probes.effort(self.choice.effort, now) if load.room else None
@@ -138,7 +141,7 @@ class AdaptiveBudget:
         """Tokens a second of every choice whose bucket the trees could fill."""
         largest = self._nodes * load.sequences
         buckets = np.array([*(b for b in BUCKETS if b < largest), largest])
-        forward = self._costs.over(load.rows + buckets)
+        forward = self._seconds(load, buckets)
         expected = {Choice(Effort.NONE, 0): load.sequences / float(forward[0])}
         for effort, curve in self._gains.items():
             tokens = load.sequences * (1 + curve.gain(buckets / load.sequences))
@@ -193,14 +196,19 @@ class AdaptiveBudget:
 
     def _worthwhile(self, load: StepLoad, ranked: Floats) -> int:
         tokens = np.concatenate(([0.0], np.cumsum(ranked)))
-        seconds = self._costs.over(load.rows + np.arange(len(tokens)))
-        return int(np.argmax(tokens - self._price * seconds))
+        return int(np.argmax(tokens - self._price * self._seconds(load, np.arange(len(tokens)))))
+
+    def _seconds(self, load: StepLoad, nodes: Ints) -> Floats:
+        """Of forwards with so many nodes."""
+        return self._costs.over(load.rows + nodes) + self._costs.context.seconds(load.context, nodes / load.sequences)
 
     # -- after
 
     def observe(self, step: Step, commits: Sequence[RequestCommit], seconds: float) -> None:
         if all(chunk.count == 1 for chunk in step.chunks):  # prompts cost otherwise: few of their rows give logits
-            self._costs.observe(step.num_rows, seconds)
+            load = self._load
+            further = (step.num_rows - load.rows) / max(load.sequences, 1)
+            self._costs.observe(step.num_rows, seconds - float(self._costs.context.seconds(load.context, further)))
             if self._probing and self._price:
                 tokens = sum(len(commit.tokens) for commit in commits)
                 self._probes.lose(self._draft_seconds + seconds - tokens / self._price)

@@ -4,8 +4,23 @@ import bisect
 from collections.abc import Callable, Mapping
 
 import numpy as np
+from msgspec import Struct
 
 from pilotfish.core.trees.tree import Floats, Ints
+
+
+class ContextCosts(Struct, frozen=True):
+    """Seconds that each token of a sequence's context adds to a forward: for its first row, and for a further one."""
+
+    first: float = 0.0
+    further: float = 0.0
+
+    def seconds(self, context: int, further_rows: Floats | float) -> Floats | float:
+        """Of sequences with `context` tokens together, and so many further rows each."""
+        return context * (self.first + self.further * further_rows)
+
+
+NO_CONTEXT = ContextCosts()
 
 
 class StepCosts:
@@ -18,12 +33,18 @@ class StepCosts:
     """
 
     RATE = 0.1  # share of an observed deviation that is taken over; of a knot's first ones more
-    COMMON = 0.7  # share of it that all knots take over: longer contexts and busier machines slow every forward
+    COMMON = 0.7  # share of it that all knots take over: busier machines slow every forward
     FAR = 1.5  # times the last knot's rows: from there on a row count becomes a knot of its own
     OUTLIER = 2.0  # deviations beyond this factor count as this factor: a descheduled step says nothing
 
-    def __init__(self, seconds: Mapping[int, float], padded: Callable[[int], int] = lambda rows: rows) -> None:
-        """`seconds` of at least one row count; `padded` gives the rows that the device runs."""
+    def __init__(
+        self,
+        seconds: Mapping[int, float],
+        padded: Callable[[int], int] = lambda rows: rows,
+        context: ContextCosts = NO_CONTEXT,
+    ) -> None:
+        """`seconds` of at least one row count, without context; `padded` gives the rows that the device runs."""
+        self.context = context
         self._rows = sorted(seconds)
         self._seconds = np.maximum.accumulate([seconds[rows] for rows in self._rows])
         self._counts = np.ones(len(self._rows))
