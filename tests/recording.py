@@ -2,16 +2,27 @@
 replay reads and writes the memory of the first one."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import Tensor
 
 from pilotfish.core.trees.tree import NO_TOKEN
+from pilotfish.engine import engine, trial
 from pilotfish.model.batch import GRAPHS, Buckets
 from pilotfish.model.cuda.graphs import GraphCache
 from pilotfish.model.draws import Draws
 from pilotfish.model.kernels import Draw, Forward, Kernels
-from pilotfish.model.sampling import NOISE_SCALE, SampleColumns, perturbed
+from pilotfish.model.sampling import NOISE_SCALE, PERTURBED, SampleColumns, perturbed
+
+
+def as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines and workers try what they make; a ZeroDivisionError says that a kernel does not run."""
+    for module in (trial, engine):
+        monkeypatch.setattr(module, "device_of", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(trial, "kernels_of", lambda *_, **__: SimpleNamespace(failures=(ZeroDivisionError,)))
+    monkeypatch.setitem(PERTURBED, "cuda", PERTURBED.get("cuda", perturbed))
 
 
 class RecordingKernels(Kernels):

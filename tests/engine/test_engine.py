@@ -9,18 +9,7 @@ import numpy as np
 import pytest
 from refusals import refused
 from sizes import sized
-from support import (
-    CONTEXT,
-    SNIPPETS,
-    VOCAB,
-    RandomDrafter,
-    assert_idle,
-    drain,
-    make_engine,
-    params,
-    run,
-    write_model,
-)
+from support import CONTEXT, SNIPPETS, VOCAB, RandomDrafter, assert_idle, drain, make_engine, params, run, write_model
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafting.drafter import DraftLimits, NoDrafter

@@ -7,15 +7,7 @@ from typing import Any
 import pytest
 import torch
 from sizes import paired, sized
-from support import (
-    KINDS,
-    SNIPPETS,
-    VOCAB,
-    RandomDrafter,
-    assert_idle,
-    make_engine,
-    run,
-)
+from support import KINDS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run
 
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits
 from pilotfish.core.sampling.sampling_params import SamplingParams

@@ -1,15 +1,18 @@
 """What a start finds out about the device: whether a row has the same bits in any company."""
 
 import logging
+import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from recording import as_on_a_card
 from support import KINDS, make_engine
 
 from pilotfish.engine import engine as engines
+from pilotfish.engine.memory import device_named
 from pilotfish.errors import ParameterError
 from pilotfish.model import devices
 from pilotfish.model.batch import Forwarded
@@ -17,6 +20,7 @@ from pilotfish.model.devices import kernels_of
 from pilotfish.model.exactness import COMPANY, PROMPT, note_company, unequal_companies
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loading.loader import load_model
+from pilotfish.model.sampling import PERTURBED
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -52,29 +56,34 @@ def test_equal_bits_are_told(llama: Path, caplog: pytest.LogCaptureFixture) -> N
 # -- devices whose kernels do not run
 
 
+@pytest.mark.parametrize("fails", ["execute", "note_company", "record_forwards"])
 def test_a_kernel_that_does_not_run_leaves_the_reference_and_no_promise(
-    llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fails: str, llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    as_on_a_card(monkeypatch)
+    monkeypatch.setattr(TorchExecutor if fails == "execute" else engines, fails, lambda *_: 1 / 0)
     engine = make_engine(llama)
-    failing = SimpleNamespace(device=CUDA, kernels=SimpleNamespace(failures=(ZeroDivisionError,)))
-    engine.executor = SimpleNamespace(model=failing)  # type: ignore[assignment]
-    monkeypatch.setattr(engines, "note_company", lambda _: 1 / 0)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    assert engine.exact and not engine._check([])
-    assert engine.config.eager and isinstance(engine.executor, TorchExecutor) and not engine.executor.model.native
+    assert engine.config.eager and not engine.executor.model.native and not engine.exact
     [line] = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert line.endswith("so that --eager is used and no outputs are promised: division by zero")
+    assert line.endswith("--eager is used for the target, without a promise: division by zero")
+    assert "cuda" not in PERTURBED
 
 
 @pytest.mark.parametrize(
     ("capability", "head_dim", "expected"),
-    [((7, 5), 64, "a GPU of capability 8.0 or more, or --eager; this has 7.5"), ((9, 0), 512, "--eager for heads of")],
+    [
+        ((7, 5), 64, "a GPU of capability 8.0 or more, or --eager; this has 7.5"),
+        ((9, 0), 512, "--eager for heads of"),
+        ((9, 0), 64, "Triton beside PyTorch, or --eager; here: import of triton"),
+    ],
 )
 def test_what_no_kernel_takes_is_refused(
     capability: tuple[int, int], head_dim: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(devices, "use_reproducible_products", lambda: None)
+    monkeypatch.setitem(sys.modules, "triton.errors", None)
+    monkeypatch.delitem(sys.modules, "pilotfish.model.cuda.kernels", raising=False)
     with pytest.raises(ParameterError, match=f"^device: 'cuda' is not allowed; expected {expected}"):
         kernels_of(CUDA, head_dim, eager=False)
     assert kernels_of(CUDA, head_dim, eager=True).device == CUDA
@@ -82,3 +91,10 @@ def test_what_no_kernel_takes_is_refused(
 
 def test_bfloat16_on_a_processor_promises_nothing(llama: Path) -> None:
     assert not make_engine(llama, dtype="bfloat16").exact
+
+
+def test_a_driver_says_why_there_is_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=RuntimeError("The driver is too old.\nGet another")))
+    with pytest.raises(ParameterError, match=r"^draft_device: 'cuda' is not .*; here: The driver is too old\.$"):
+        device_named("cuda", "draft_device")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import msgspec
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from recording import RecordingKernels
 from support import RowSampling, columns_of
+from triton_launches import LAUNCHED
 
 pytest.importorskip("triton")
 
@@ -18,6 +20,7 @@ from pilotfish.core.sampling.logit_rules import LogitRules
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, Sampling, SequenceRows, TokenMasks
 from pilotfish.core.trees.tree import NO_TOKEN
+from pilotfish.engine.trial import _tried
 from pilotfish.model.batch import Buckets
 from pilotfish.model.cuda import drawing
 from pilotfish.model.cuda.drawing import drawn_at_once, noisy_best
@@ -137,6 +140,16 @@ class DrawingKernels(RecordingKernels):
 
     def draw(self, logits: torch.Tensor, draws: Draws, ids: torch.Tensor | None = None) -> torch.Tensor:
         return drawn_at_once(logits, draws, ids)
+
+
+def test_a_trial_launches_all(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = set[str]()
+    for name in LAUNCHED[drawing]:
+        noted = Mock(side_effect=lambda _, name=name: launched.add(name) or Mock())
+        monkeypatch.setattr(drawing, name, MagicMock(__getitem__=noted))
+    here = load_model(llama, torch.float32, DEVICE, eager=DEVICE.type == "cpu")
+    _tried(TorchExecutor(replace(here, kernels=DrawingKernels(DEVICE), recordable=True), 100), lambda _: None)
+    assert launched == {*LAUNCHED[drawing]}
 
 
 def chain_rows(first: int, nodes: int, start: int = 0) -> SequenceRows:

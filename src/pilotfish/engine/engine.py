@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import gc
 import logging
 import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,11 +34,11 @@ from pilotfish.engine.prefills.handovers import HandOvers
 from pilotfish.engine.prefills.remote_prefills import RemotePrefills
 from pilotfish.engine.processes.host_memory import GIB, divided
 from pilotfish.engine.processes.ranks import Ranks
-from pilotfish.engine.recording import record_forwards
 from pilotfish.engine.sample import Sample
 from pilotfish.engine.sample_maker import Prompt, SampleMaker
 from pilotfish.engine.tapping import with_features
 from pilotfish.engine.targets.members import MembersFile
+from pilotfish.engine.trial import on_kernels, record_forwards
 from pilotfish.errors import EngineError, ParameterError, RankLost
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.threads import GrammarThreads
@@ -56,7 +54,7 @@ from pilotfish.model.heads.spec import HeadFiles
 from pilotfish.model.kv_copy import copier_of, layout_of
 from pilotfish.model.loading.configuration import common_window
 from pilotfish.model.loading.loader import LoadedModel
-from pilotfish.model.loading.metadata import load_tokenizer, one_line
+from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.model.loading.shards import Shard
 from pilotfish.model.pacer import Pacer
 from pilotfish.openmp import warn_of_spinning
@@ -75,6 +73,7 @@ DISK_SIZE = 16.0
 class Engine:
     """A target in this process, maybe with drafts. `submit`, then `step` while it is `busy`."""
 
+    exact = False  # whether outputs are the same with and without speculation
     _head: HeadFiles | None = None  # until it is the drafters'
     tiers: KVTiers | None = None
     ranks: Ranks | None = None
@@ -122,10 +121,11 @@ class Engine:
         heads = read_head_of_features(config)
         self.memory = plan_memory(config)
         logger.info(self.memory.describe())
-        self.executor = self._load_target(heads)
-        self.exact = self._check(heads)
+        load = partial(self._load_target, heads, self._pacer("target", config.paces.target))
+        self.executor, self.config = on_kernels(config, "the target, without a promise", load, self._try)
         config = self.config  # it may be eager now
         self.model = self.executor.model
+        self.exact |= device_of(config).type == "cpu" and self.model.dtype == torch.float32
         if config.features is not None:
             note_head(ConfiguredHead.of(config, config.features, config.target), heads[0], self.model.config.context)
         if not self.model.native:
@@ -139,8 +139,6 @@ class Engine:
         self.drafters = drafters
         self.drafter = drafter or self.drafters.make(() if config.mode == "off" else config.drafters)
         pool = SlotPool(self.memory.slots, common_window(self.model.config))
-        if self.model.recordable:
-            record_forwards(self.executor, config.max_rows, config.max_requests, self.sampling_params())
         budget = make_budget(config, self.executor, self.drafter)
         tiers = self.tiers = make_tiers(config, self.executor)
         cache = PrefixCache(pool, dropped=None if tiers is None else tiers.dropped) if config.prefix_cache else None
@@ -156,45 +154,28 @@ class Engine:
             self._timeline = Timeline(part_of(config.trace, "target"), "target")
             self.worker.observe = self._timeline.step
 
-    def _load_target(self, heads: list[HeadFiles]) -> TorchExecutor:
+    def _load_target(self, heads: list[HeadFiles], pacer: Pacer | None, config: EngineConfig) -> TorchExecutor:
         """The whole target, or rank 0's shard once the other ranks have theirs. `heads` are readings of one head."""
-        config, ranks, slots = self.config, self.ranks, self.memory.slots
-        pacer = self._pacer("target", config.paces.target)
-        if ranks is None:
-            model = load_configured(config, config.target, config.max_model_len)
-            return TorchExecutor(model, slots, pacer, tap=self._tap(heads, model))
-        group = ProcessGroup(Shard(0, config.tensor_parallel), device_of(config))
+        ranks, slots = self.ranks, self.memory.slots
+        group = None if ranks is None else ProcessGroup(Shard(0, config.tensor_parallel), device_of(config))
         model = load_configured(config, config.target, config.max_model_len, group)
+        if ranks is None or group is None:
+            return TorchExecutor(model, slots, pacer, tap=self._tap(heads, model, config))
         ranks.begin(slots)
         group.connect(ranks.meeting)
-        return TorchExecutor(model, slots, pacer, together=ranks.together, tap=self._tap(heads, model))
+        return TorchExecutor(model, slots, pacer, together=ranks.together, tap=self._tap(heads, model, config))
 
-    def _check(self, heads: list[HeadFiles]) -> bool:
-        """Whether outputs are the same with and without speculation. A device on which a kernel does not run gets the
-        reference, and no promise."""
-        model = self.executor.model
-        if model.device.type == "cpu":
-            return model.dtype == torch.float32
-        try:
-            return note_company(self.executor)
-        except model.kernels.failures as error:
-            if self.ranks is not None or isinstance(error, torch.OutOfMemoryError):
-                raise  # the other ranks have their kernels; and the reference needs as much memory
-            fault = "a kernel does not run on this device, so that --eager is used and no outputs are promised: %s"
-            logger.warning(fault, one_line(error))
-        del self.executor, model
-        gc.collect()  # an executor holds itself, by its forward
-        torch.cuda.empty_cache()
-        self.config = replace(self.config, eager=True)
-        self.executor = self._load_target(heads)
-        return False
+    def _try(self, executor: TorchExecutor) -> None:
+        exact, params = note_company(executor), SamplingParams(**executor.model.generation.defaults)
+        record_forwards(executor, self.config.max_rows, self.config.max_requests, params)
+        self.exact = exact
 
-    def _tap(self, heads: list[HeadFiles], model: LoadedModel) -> FeatureTap | None:
+    def _tap(self, heads: list[HeadFiles], model: LoadedModel, config: EngineConfig) -> FeatureTap | None:
         if not heads:
             return None
         files = choose_layers(heads, model, self.tokenizer)
-        self._head = files if self.config.mode == "sync" else None
-        return feature_tap(files, model.device, model.dtype, eager=self.config.eager)
+        self._head = files if config.mode == "sync" else None
+        return feature_tap(files, model.device, model.dtype, eager=config.eager)
 
     def _start_shadows(self, shadows: ShadowDrafts, grammars: GrammarThreads) -> None:
         config, beside = self.config, [kind for kind in self.config.drafters if kind != "lm"]

@@ -2,6 +2,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from warnings import catch_warnings
 
 import torch
 
@@ -14,6 +15,7 @@ from pilotfish.model.heads.weights import is_head
 from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.loading.footprint import Footprint, footprint
 from pilotfish.model.loading.loader import LoadedModel, load_model
+from pilotfish.model.loading.metadata import one_line
 from pilotfish.model.loading.precision import Precision, precision_of
 from pilotfish.model.loading.quantize import load_torchao
 
@@ -205,13 +207,17 @@ def precision_here(config: EngineConfig, directory: Path) -> Precision:
 
 def device_named(name: str, field: str = "device") -> torch.device:
     """ParameterError, naming `field`, if this machine lacks it."""
+    allowed = "cpu, or cuda where there is one"
+    if name.split(":")[0] not in ("cpu", "cuda"):
+        raise ParameterError(field, name, allowed)
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise ParameterError(field, name, "cpu or cuda") from error
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
-        raise ParameterError(field, name, "cpu, or cuda where there is one")
-    return device
+        with catch_warnings(action="ignore"):  # PyTorch's own words take several lines
+            if device.type == "cuda" and not torch.cuda.is_available():
+                torch.cuda.init()  # type: ignore[no-untyped-call]  # says why
+        return device
+    except (AssertionError, RuntimeError) as error:
+        raise ParameterError(field, name, f"{allowed}; here: {one_line(error)}") from error
 
 
 def device_of(config: EngineConfig) -> torch.device:

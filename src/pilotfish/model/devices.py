@@ -15,8 +15,10 @@ def kernels_of(device: torch.device, head_dim: int, *, eager: bool) -> Kernels:
             torch.cuda.set_device(device)  # where Triton launches, whatever tensors it is given
     if device.type == "cuda" and not eager:
         _refuse_unserved(device, head_dim)
-        from pilotfish.model.cuda.kernels import CUDAKernels  # only CUDA builds of torch bring Triton
-
+        try:
+            from pilotfish.model.cuda.kernels import CUDAKernels  # only CUDA builds of torch bring Triton
+        except ImportError as error:
+            raise ParameterError("device", str(device), f"Triton beside PyTorch, or --eager; here: {error}") from error
         return CUDAKernels(device)
     return NativeKernels(device) if runs_native(head_dim, device, eager=eager) else Kernels(device)
 

@@ -6,17 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from head_files import (
-    BLOCK,
-    BLOCK_DIALECTS,
-    FFN,
-    HEAD_DIM,
-    HEADS,
-    KV_HEADS,
-    MASK,
-    change_config,
-    write_block,
-)
+from head_files import BLOCK, BLOCK_DIALECTS, FFN, HEAD_DIM, HEADS, KV_HEADS, MASK, change_config, write_block
 from safetensors.torch import load_file, save_file
 
 from pilotfish.model.heads.families.block import BlockHead

@@ -5,16 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from head_files import (
-    EAGLE3_DIALECTS,
-    FFN,
-    HEAD_DIM,
-    HEADS,
-    KV_HEADS,
-    change_config,
-    change_tensors,
-    write_eagle3,
-)
+from head_files import EAGLE3_DIALECTS, FFN, HEAD_DIM, HEADS, KV_HEADS, change_config, change_tensors, write_eagle3
 from safetensors.torch import load_file
 
 from pilotfish.errors import ModelError

@@ -11,7 +11,7 @@ from head_files import write_block, write_eagle1, write_eagle3, write_medusa, wr
 from inline_drafts import inline_drafts
 from inline_prefills import assert_nothing_left, inline_prefills
 from loopback import Loopback
-from recording import RecordingKernels
+from recording import RecordingKernels, as_on_a_card
 from sizes import sized
 from support import SNIPPETS, assert_idle, drain, edit_tensors, make_engine, run
 from thread_ranks import thread_ranks
@@ -20,6 +20,7 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine import trial
 from pilotfish.engine.drafts.draft_pool import make_worker
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.fingerprint import kv_facts, output_facts
@@ -125,6 +126,26 @@ def test_a_draft_worker_changes_nothing_either(
             assert run(engine, PROMPTS, PARAMS) == expected
             assert_idle(engine)
         assert dtype != "float32" or accepted(engine, PROMPTS[0], PARAMS[0]) > 0
+
+
+@pytest.mark.parametrize(
+    ("head", "mode"), [*((head, "sync") for head in (*HEADS, "")), ("", "async"), ("mtp", "async")]
+)
+def test_where_no_kernel_runs_all_use_the_reference(
+    head: str, mode: str, llama: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """Target, drafts and prefill workers, each with one warning."""
+    options: dict[str, Any] = {"draft": HEADS[head](tmp_path, target=TargetFacts.read(llama)) if head else draft}
+    options |= {"mode": mode, "drafter": "lm", "prefill_workers": int(mode == "async")}
+    with make_engine(llama, eager=True) as engine:
+        plain = run(engine, PROMPTS[:2], PARAMS[:2])
+    as_on_a_card(monkeypatch)
+    tried = trial._tried
+    monkeypatch.setattr(trial, "_tried", lambda *given: tried(*given) and 1 / 0)
+    with inline_drafts(monkeypatch), inline_prefills(monkeypatch), make_engine(llama, **options) as engine:
+        assert run(engine, PROMPTS[:2], PARAMS[:2]) == plain
+    warned = [record.message for record in caplog.records if "--eager is used for" in record.message]
+    assert len(warned) == (3 if mode == "async" else 2) == len({*warned})
 
 
 @TWO_HEADS

@@ -17,7 +17,7 @@ from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import Outcome, Sampling, SequenceRows
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.recording import record_forwards
+from pilotfish.engine.trial import record_forwards
 from pilotfish.errors import EngineError
 from pilotfish.model.batch import GRAPHS
 from pilotfish.model.executor import LaunchedForward, TorchExecutor

@@ -2,7 +2,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from pilotfish.engine.heads import ConfiguredHead, note_head
 from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here
 from pilotfish.engine.processes.process import Signals, run_worker, supervised
 from pilotfish.engine.token_table import token_table
+from pilotfish.engine.trial import on_kernels
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.threads import GrammarThreads
@@ -134,10 +135,11 @@ def load_draft(config: DraftConfig) -> LoadedDraft:
     if config.backend != "pilotfish":
         return _load_backend(config, tokenizer)
     logger.info("%s", precision_here(model, model.target))
-    memory = plan_memory(model)
-    loaded = load_configured(model, model.target)
-    executor = TorchExecutor(loaded, memory.slots, vocab_size=len(tokenizer))
-    return LoadedDraft(executor, tokenizer, loaded.generation.eos_ids)
+    slots, vocab_size = plan_memory(model).slots, len(tokenizer)
+    executor, _ = on_kernels(
+        model, "the draft", lambda own: TorchExecutor(load_configured(own, own.target), slots, vocab_size=vocab_size)
+    )
+    return LoadedDraft(executor, tokenizer, executor.model.generation.eos_ids)
 
 
 def _load_backend(config: DraftConfig, tokenizer: Any) -> LoadedDraft:
@@ -162,7 +164,7 @@ def _load_head(config: DraftConfig) -> LoadedDraft:
         note_head(head, files[0], fields.context)
     vocab_size = min(len(tokenizer), fields.vocab_size)
     setup = HeadSetup(device_of(model), precision.dtype, memory.slots, model.eager, vocab_size)
-    executor = files[0].executor(setup)
+    executor, _ = on_kernels(model, "the draft", lambda own: files[0].executor(replace(setup, eager=own.eager)))
     eos_ids = read_generation_config(target, fields.eos_token_id, fields.vocab_size).eos_ids
     need = FeatureNeed(tuple(one.digest for one in files), executor.feature_width, head.target.digest())
     return LoadedDraft(executor, tokenizer, eos_ids, need)

@@ -1,5 +1,5 @@
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from pilotfish.engine.checks import load_draft_tokenizer
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafter, RemoteDrafts
 from pilotfish.engine.heads import note_reach, sharing
 from pilotfish.engine.memory import load_configured
+from pilotfish.engine.trial import on_kernels
 from pilotfish.grammar.threads import GrammarThreads
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.heads.executor import HeadSetup
@@ -73,12 +74,15 @@ class Drafters:
         return self.config.draft is not None and self.config.draft == self.config.features
 
     def _load_draft(self) -> tuple[Executor, frozenset[int]]:
-        config = self.config
-        assert config.draft is not None  # EngineConfig checks it
-        tokenizer = self._read_draft(config.draft)
+        draft, slots, vocab_size = self.config.draft, self.target.num_slots, self.target.vocab_size
+        assert draft is not None  # EngineConfig checks it
+        tokenizer = self._read_draft(draft)
         unshared = added_tokens(tokenizer).keys() - added_tokens(self.tokenizer).keys()
-        loaded, vocab_size = load_configured(config, config.draft), self.target.vocab_size
-        self.draft_executor = TorchExecutor(loaded, self.target.num_slots, vocab_size=vocab_size)
+        self.draft_executor, _ = on_kernels(
+            self.config,
+            "the draft",
+            lambda own: TorchExecutor(load_configured(own, draft), slots, vocab_size=vocab_size),
+        )
         return self.draft_executor, frozenset(unshared)
 
     def _read_draft(self, draft: Path) -> Any:
@@ -91,7 +95,7 @@ class Drafters:
         files = sharing(self.head, model)
         self.head = None
         setup = HeadSetup(model.device, model.dtype, slots, self.config.eager, self.target.vocab_size)
-        executor = files.executor(setup)
+        executor, _ = on_kernels(self.config, "the draft", lambda own: files.executor(replace(setup, eager=own.eager)))
         executor.read_from(self.target.feature_plane)
         return executor, frozenset()
 

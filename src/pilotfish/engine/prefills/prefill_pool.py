@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import model_name
 from pilotfish.config.workers import PrefillConfig
 from pilotfish.core.cache.prefix_cache import PrefixCache
@@ -23,8 +24,8 @@ from pilotfish.engine.memory import load_configured, plan_memory, precision_here
 from pilotfish.engine.pools.remote_pools import SWITCH_INTERVAL
 from pilotfish.engine.processes.host_memory import GIB
 from pilotfish.engine.processes.process import Signals, keep_freed_memory, run_worker
-from pilotfish.engine.recording import record_forwards
 from pilotfish.engine.tapping import with_features
+from pilotfish.engine.trial import on_kernels, record_forwards
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.kv.arena import Arena
 from pilotfish.kv.nixl import NixlOffer, nixl_installed
@@ -89,11 +90,18 @@ def serving(config: PrefillConfig, channel: Channel, pacer: Pacer | None = None)
     heads, segments = read_head_of_features(model), round(config.segment_memory * GIB)
     memory = plan_memory(model, segments)
     logger.info(memory.describe())
-    loaded, tap = load_configured(model, model.target, model.max_model_len), None
-    if heads:
-        files = choose_layers(heads, loaded, tokenizer)
-        tap = feature_tap(files, loaded.device, loaded.dtype, eager=model.eager)
-    executor = TorchExecutor(loaded, memory.slots, pacer, tap=tap)
+
+    def load(model: EngineConfig) -> TorchExecutor:
+        loaded, tap = load_configured(model, model.target, model.max_model_len), None
+        if heads:
+            files = choose_layers(heads, loaded, tokenizer)
+            tap = feature_tap(files, loaded.device, loaded.dtype, eager=model.eager)
+        executor = TorchExecutor(loaded, memory.slots, pacer, tap=tap)
+        executor.count_layers()
+        return executor
+
+    recorded = partial(record_forwards, max_rows=model.max_rows, max_samples=1, params=SamplingParams(temperature=0.0))
+    executor, model = on_kernels(model, "this worker, whose KV only targets with --eager take", load, recorded)
     with ExitStack() as stack:
         arena = Arena(segments, config.segment_bytes)
         stack.callback(arena.close)
@@ -104,15 +112,12 @@ def serving(config: PrefillConfig, channel: Channel, pacer: Pacer | None = None)
         machine = PrefillMachine(welcome, limits, arena, partial(secrets.token_bytes, MAC_KEY_BYTES))
         thread = ChannelThread(channel, TICK)
         shared = SharedMachine(machine, thread.post)
-        progress = executor.count_layers()
-        if executor.model.recordable:
-            record_forwards(executor, model.max_rows, 1, SamplingParams(temperature=0.0))
-            progress.reset()
-        exporter = Exporter(shared, arena, copier_of(executor.kv), progress)
+        executor.progress.reset()
+        exporter = Exporter(shared, arena, copier_of(executor.kv), executor.progress)
         pool = SlotPool(memory.slots)
         cache = PrefixCache(pool) if model.prefix_cache else None
         scheduler = Scheduler(pool, model.max_rows, model.max_requests, cache)
-        worker = PrefillWorker(shared, scheduler, executor, exporter, progress)
+        worker = PrefillWorker(shared, scheduler, executor, exporter, executor.progress)
         stack.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(SWITCH_INTERVAL)
         keep_freed_memory()
