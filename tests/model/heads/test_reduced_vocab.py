@@ -1,5 +1,7 @@
 """Heads that give some tokens only: the noise, masks and rules are those of the target's ids."""
 
+import operator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -54,6 +56,15 @@ def test_tokens_and_chances_are_those_of_all_tokens_without_the_missing(fields: 
     possible = chances > -np.inf  # below them come any
     assert np.array_equal(outcome.tokens[possible], tokens[possible])
     np.testing.assert_allclose(outcome.log_chances, chances, rtol=0, atol=1e-6)
+
+
+def test_seconds_are_the_devices() -> None:
+    executor, moments, waited = executor_of(random_head("eagle3"), eager=True), iter((1.0, 3.5)), list[float]()
+    kernels: Any = SimpleNamespace(moment=lambda: next(moments), seconds=operator.sub, wait=waited.append)
+    executor._kernels = kernels
+    rows = [Drafted.random(length, free_slots(length)).chunk() for length in LENGTHS]
+    seconds = executor.execute(rows, sampling(SamplingParams())).seconds
+    assert (seconds.model, seconds.sample, waited) == (2.5, 0.0, [3.5])
 
 
 def test_masks_and_rules_name_the_targets_ids() -> None:

@@ -70,7 +70,7 @@ class HeadExecutor(ABC):
         self.feature_width = feature_width
         self.num_slots, self.context = setup.num_slots, context
         self.vocab, self.vocab_size, self.buckets = vocab, vocab.target_size, buckets
-        self._device = setup.device
+        self._device, self._kernels = setup.device, setup.kernels()
         self._plane: Tensor | None = None
 
     def read_from(self, plane: Tensor) -> None:
@@ -93,11 +93,10 @@ class HeadExecutor(ABC):
         return self.buckets.pad_rows(rows)
 
     def execute(self, rows: Sequence[SequenceRows], sampling: Sampling) -> Outcome:
-        began = time.perf_counter()
+        began, kernels = time.perf_counter(), self._kernels
         if sampling.masks is not None:
             sampling.masks.begin()
-        logits = self.forward(rows, sampling)
-        computed = time.perf_counter()
+        start, logits, end = kernels.moment(), self.forward(rows, sampling), kernels.moment()
         told = None if logits.forwarded is None else logits.forwarded.told(sampling, self.vocab.size)
         found = None if told is None else Drawn.read(told, sampling)
         if found is not None and found.broken:
@@ -108,8 +107,10 @@ class HeadExecutor(ABC):
         if logits.confidences is not None and chances is not None:
             confidences = logits.confidences.cpu().numpy()
             chances = chances + (confidences if sampling.rows is None else confidences[sampling.rows])[:, None]
-        seconds = ForwardSeconds(model=computed - began, sample=time.perf_counter() - computed)
-        return Outcome(tokens, chances, broken, seconds=seconds)
+        kernels.wait(end)
+        model = kernels.seconds(end, start)
+        sampled = max(time.perf_counter() - began - model, 0.0)
+        return Outcome(tokens, chances, broken, seconds=ForwardSeconds(model=model, sample=sampled))
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[SequenceRows], sampling: Sampling = NO_SAMPLING) -> HeadLogits:
