@@ -7,6 +7,7 @@ import sys
 import weakref
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -145,6 +146,15 @@ def test_a_replaced_layer_frees_its_weight_at_once() -> None:
         assert [layer() for layer in layers] == [None, None]
     finally:
         gc.enable()
+
+
+def test_layers_of_one_product_have_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys have a size here that torchao leaves."""
+    model, rounded = tiny_model("llama", head_dim=24, num_attention_heads=2, num_key_value_heads=1), Mock()
+    monkeypatch.setattr("pilotfish.model.loading.quantize.load_torchao", lambda: rounded)
+    quantize(model, "fp8")
+    done, layers = [call.args[0] for call in rounded.quantize_.call_args_list], model.model.layers
+    assert not any(one.self_attn.q_proj in done for one in layers) and layers[0].self_attn.o_proj in done
 
 
 # -- what is refused

@@ -33,10 +33,17 @@ def quantize(module: torch.nn.Module, quantization: Literal["int8", "fp8"]) -> N
         if quantization == "int8"
         else ao.Float8DynamicActivationFloat8WeightConfig(granularity=ao.PerRow(), set_inductor_config=False)
     )
+    left = _left_by_fp8(module) if quantization == "fp8" else set()
     for linear in module.modules():
-        if isinstance(linear, torch.nn.Linear):
+        if isinstance(linear, torch.nn.Linear) and linear not in left:
             ao.quantize_(linear, config)
             vars(linear).pop("extra_repr", None)  # a cycle that would keep the weight of a replaced layer for a while
+
+
+def _left_by_fp8(module: torch.nn.Module) -> set[Any]:
+    """Of layers that one product joins all, if torchao leaves one for its size: a product's weights have one type."""
+    joined = [[getattr(one, f"{x}_proj") for x in "qkv"] for one in module.modules() if hasattr(one, "q_proj")]
+    return {x for each in joined for x in each if any(size % 16 for one in each for size in one.weight.shape)}
 
 
 def load_torchao() -> Any:
