@@ -32,16 +32,7 @@ from pilotfish.grammar import compile as compiling
 from pilotfish.grammar.state import MaskPlan, MatcherState
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.wire.channel import encode
-from pilotfish.wire.serving import (
-    Beat,
-    Delta,
-    EngineRequest,
-    Failure,
-    Revise,
-    Status,
-    StepProgress,
-    ToServer,
-)
+from pilotfish.wire.serving import Beat, Delta, EngineRequest, Failure, Revise, Status, StepProgress, ToServer
 from pilotfish.workers.records import StepRecord
 
 

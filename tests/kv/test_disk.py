@@ -11,18 +11,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from kv_objects import (
-    FILE_BYTES,
-    FORMAT,
-    Clock,
-    bytes_on_disk,
-    equal,
-    failing,
-    files_of,
-    flip,
-    some_kv,
-    store_in,
-)
+from kv_objects import FILE_BYTES, FORMAT, Clock, bytes_on_disk, equal, failing, files_of, flip, some_kv, store_in
 
 from pilotfish.errors import ParameterError
 from pilotfish.kv import disk

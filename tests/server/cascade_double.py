@@ -6,18 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from http_double import (
-    COMPLETIONS,
-    Answer,
-    Client,
-    Engine,
-    ScriptedStream,
-    Submitted,
-    Update,
-    counted,
-    deltas,
-    saying,
-)
+from http_double import COMPLETIONS, Answer, Client, Engine, ScriptedStream, Submitted, Update, counted, deltas, saying
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig

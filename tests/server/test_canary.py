@@ -9,16 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from http_double import (
-    IDENTITY,
-    Engine,
-    Health,
-    Server,
-    Submitted,
-    Update,
-    counted,
-    saying,
-)
+from http_double import IDENTITY, Engine, Health, Server, Submitted, Update, counted, saying
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.errors import EngineError

@@ -10,17 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from http_double import (
-    COMPLETIONS,
-    IDENTITY,
-    Engine,
-    Health,
-    Server,
-    Submitted,
-    Update,
-    exchange,
-    saying,
-)
+from http_double import COMPLETIONS, IDENTITY, Engine, Health, Server, Submitted, Update, exchange, saying
 from refusals import refused
 
 from pilotfish.config.server import ServerConfig
