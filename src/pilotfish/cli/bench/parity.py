@@ -24,6 +24,7 @@ from pilotfish.core.scheduling.request import Request
 from pilotfish.core.scheduling.scheduler import HEADROOM
 from pilotfish.core.trees.tree import Guesses
 from pilotfish.engine.engine import Engine
+from pilotfish.errors import EngineError
 
 #: The settings of the parity promise.
 PARITY_SETTINGS = msgspec.toml.decode(
@@ -128,6 +129,8 @@ def _runs(
             return case, contestant.run(engine, jobs, together, done, SALT)
 
     with Engine(config) as sync:
+        if sync.config.eager and not config.eager:
+            raise EngineError("device: its kernels do not run, so that nothing is shown of them; the log says why")
         for case in (REFERENCE, *(CASES if options.compared == "sync" else ())):
             yield run(sync, _contestant(sync, case), case)
     for setup in SETUPS if options.compared == "async" else ():
