@@ -10,13 +10,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from sizes import sized
 from slot_contents import CHILDREN, SHAPE, SessionRules, SlotContents, make_table
 
-from pilotfish.core.drafting.draft_sessions import (
-    DraftModel,
-    DraftSession,
-    LevelPart,
-    SessionKey,
-    add_children,
-)
+from pilotfish.core.drafting.draft_sessions import DraftModel, DraftSession, LevelPart, SessionKey, add_children
 from pilotfish.core.drafting.level_choice import LevelChoice, LevelShape
 from pilotfish.core.drafting.messages import Open, RequestSampling
 from pilotfish.core.drafting.vocabulary_map import Unshared

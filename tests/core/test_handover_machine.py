@@ -18,13 +18,7 @@ from pilotfish.core.peers.peer import SILENCE
 from pilotfish.core.prefilling.handover import WHOLE, HandOver, HandOverReport
 from pilotfish.core.prefilling.handover_machine import GONE, OUTCOMES, HandOverMachine
 from pilotfish.core.prefilling.incoming import Incoming, Landing
-from pilotfish.core.prefilling.prefill_messages import (
-    OrderDone,
-    OrderFailed,
-    PrefillOrder,
-    SegmentGone,
-    SegmentReady,
-)
+from pilotfish.core.prefilling.prefill_messages import OrderDone, OrderFailed, PrefillOrder, SegmentGone, SegmentReady
 from pilotfish.core.prefilling.prefill_pools import MAX_DOUBLINGS, MAX_FAILURES, REFUSED, PrefillPool, mismatch
 from pilotfish.core.prefilling.segments import SegmentReference, sequence_digest
 

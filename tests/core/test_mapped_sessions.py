@@ -14,12 +14,7 @@ from vocabularies import read, said, sayings, table, tables
 from pilotfish.core.drafting import mapped_text, messages
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_machine import DraftMachine
-from pilotfish.core.drafting.draft_sessions import (
-    DraftModel,
-    DraftSession,
-    SessionKey,
-    add_children,
-)
+from pilotfish.core.drafting.draft_sessions import DraftModel, DraftSession, SessionKey, add_children
 from pilotfish.core.drafting.vocabulary_map import MappedVocabulary, TokenTable, Unshared, VocabularyMap
 
 CAPACITY = 80

@@ -49,11 +49,7 @@ def on_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ids=str,
 )
 def test_every_mode_gives_the_same_tokens(
-    tiny_models: dict[str, Path],
-    tiny_drafts: dict[str, Path],
-    kind: str,
-    ranks: int,
-    options: dict[str, Any],
+    tiny_models: dict[str, Path], tiny_drafts: dict[str, Path], kind: str, ranks: int, options: dict[str, Any]
 ) -> None:
     outputs = {}
     for mode, fields in MODES.items():

@@ -179,8 +179,7 @@ def test_what_was_taken_depends_on_tokens_alone(
 
 
 @given(
-    text=st.text("abß\n", max_size=30),
-    stops=st.lists(st.text("abß\n", min_size=1, max_size=4), min_size=1, max_size=3),
+    text=st.text("abß\n", max_size=30), stops=st.lists(st.text("abß\n", min_size=1, max_size=4), min_size=1, max_size=3)
 )
 def test_a_stop_string_ends_the_text_and_no_piece_holds_part_of_it(tokenizer: Any, text: str, stops: list[str]) -> None:
     """At the first place where any is complete: before the longest there, or after it where it shows."""

@@ -28,9 +28,7 @@ def nothing(*_: object) -> None:
     """Whatever is heard."""
 
 
-def test_frames_arrive_in_order_and_a_handler_that_raises_loses_only_its_own(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_frames_arrive_in_order_and_a_handler_that_raises_loses_only_its_own(caplog: pytest.LogCaptureFixture) -> None:
     here, there = Loopback.pair(b"target")
     heard: list[bytes] = []
     done = threading.Event()

@@ -161,13 +161,7 @@ def test_other_arithmetic_holds_the_promise_too(llama: Path, draft: Path, name: 
     assert generate(drafting(name, llama, draft, **own), FEW, together=True) == few_alone(llama, **own)
 
 
-SMALL = [
-    {"max_rows": 9},
-    {"max_rows": 1},
-    {"kv_slots": 160},
-    {"max_requests": 3},
-    {"kv_slots": 96, "max_rows": 7},
-]
+SMALL = [{"max_rows": 9}, {"max_rows": 1}, {"kv_slots": 160}, {"max_requests": 3}, {"kv_slots": 96, "max_rows": 7}]
 
 
 @pytest.mark.parametrize(("limits", "name"), paired(SMALL, ["lm 16", "random"]), ids=str)

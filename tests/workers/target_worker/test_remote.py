@@ -192,11 +192,7 @@ def test_frames_of_sessions_that_are_not_the_pools() -> None:
     side = Side(pools=2)
     request = make_request()
     message = side.opened(request)
-    foreign = [
-        tree(message, 0, 5, *NODES),
-        Resync(message.session, 1, "mine"),
-        Refuse(message.session, 1, "mine"),
-    ]
+    foreign = [tree(message, 0, 5, *NODES), Resync(message.session, 1, "mine"), Refuse(message.session, 1, "mine")]
     for frame in foreign:
         side.hear(frame, b"1")
     unknown = msgspec.structs.replace(tree(message, 0, 5, *NODES), session=77)
