@@ -16,7 +16,7 @@ from lines import POOLS, Lines, flipped
 from msgspec.structs import replace
 
 from pilotfish.core.cache.slots import Slots
-from pilotfish.core.peers.fields import Outgoing, Peer, salt_digest
+from pilotfish.core.peers.fields import Peer, salt_digest
 from pilotfish.core.prefilling.handover import WHOLE, HandOver
 from pilotfish.core.prefilling.handover_machine import CloseMemory, HandOverMachine, OpenMemory, ReadSegment
 from pilotfish.core.prefilling.incoming import Incoming
@@ -171,7 +171,7 @@ class World(Lines):
         tokens = [choice // 64 + i % 50 for i in range(1 + choice % 97)]  # some begin alike
         first = choice % len(tokens) // 2
         salt = (None, "a", "b")[choice % 3]
-        if len(self.wanted) >= 5 or (option := self._option(tokens, first, salt)) is None:
+        if len(self.wanted) >= 5 or (option := self.target.option(tokens, first, salt, 0, 0, self.now)) is None:
             return
         handover = HandOver(tokens, self._slots(len(tokens) - first), salt)
         self.target.begin(handover, option, self.now)
@@ -179,9 +179,6 @@ class World(Lines):
             self.wanted.append(handover)
         else:
             self._ended(handover)
-
-    def _option(self, tokens: list[int], first: int, salt: str | None):  # type: ignore[no-untyped-def]
-        return self.target.option(tokens, first, salt, 0, 0, self.now)
 
     def _slots(self, count: int) -> Slots:
         taken, self.free = self.free[:count], self.free[count:]
@@ -331,7 +328,8 @@ class World(Lines):
         """What the machines have to say goes onto the lines, what is to be done onto the lanes."""
         for outgoing in self.target.outbox:
             if outgoing.peer in self.dialled:
-                self._check_order(outgoing)
+                pool = self.target.pool_at(outgoing.peer)
+                assert not isinstance(outgoing.message, PrefillOrder) or (pool is not None and not pool.draining)
                 self.lines[self.dialled[outgoing.peer]].append(encode(outgoing.message))
         self.target.outbox.clear()
         for work in self.target.work:
@@ -341,10 +339,6 @@ class World(Lines):
         for number, worker in enumerate(self.workers):
             self.lines[POOLS + number] += [encode(outgoing.message) for outgoing in worker.machine.outbox]
             worker.machine.outbox.clear()
-
-    def _check_order(self, outgoing: Outgoing) -> None:
-        pool = self.target.pool_at(outgoing.peer)
-        assert not isinstance(outgoing.message, PrefillOrder) or (pool is not None and not pool.draining)
 
     def arrive(self, line: int, frame: bytes) -> None:
         if line < POOLS:

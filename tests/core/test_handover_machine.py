@@ -22,16 +22,7 @@ from pilotfish.core.prefilling.prefill_messages import OrderDone, OrderFailed, P
 from pilotfish.core.prefilling.prefill_pools import MAX_DOUBLINGS, MAX_FAILURES, REFUSED, PrefillPool, mismatch
 from pilotfish.core.prefilling.segments import SegmentReference, sequence_digest
 
-COMMON = {
-    "deliver": 24.0,
-    "compute": 12.0,
-    "work": 12.0,
-    "settle": 5.0,
-    "begin": 4.0,
-    "tick": 6.0,
-    "wait": 4.0,
-    "join": 1.0,
-}
+COMMON = {"deliver": 24, "compute": 12, "work": 12, "settle": 5, "begin": 4, "tick": 6, "wait": 4, "join": 1}
 FAULTS = {"drop": 0.2, "repeat": 0.2, "reorder": 0.2, "flip": 0.2, "lie": 0.3, "damage": 0.3, "cancel": 0.4}
 RARE = {"disconnect": 0.1, "restart": 0.15, "drain": 0.15, "leave": 0.15}
 #: What goes wrong in a long run.

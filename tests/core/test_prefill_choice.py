@@ -19,7 +19,6 @@ from pilotfish.core.prefilling.prefill_choice import (
     TRIAL,
     LocalSeconds,
     PrefillChoice,
-    PrefillOption,
     PromptLoad,
 )
 from pilotfish.core.prefilling.prefill_messages import PrefillLoad
@@ -45,13 +44,6 @@ class Target:
     pools: tuple[PrefillPool, ...]
     choice: PrefillChoice
 
-    @property
-    def here(self) -> LocalSeconds:
-        return self.choice.here
-
-    def option(self, asked: PromptLoad, now: float) -> PrefillOption | None:
-        return self.choice.option(asked, self.pools, now)
-
 
 def choice(
     *pools: PrefillPool, least: int | None = None, token_ms: float = 1.0, ordered: Callable[[PrefillPool], int] = len
@@ -59,7 +51,7 @@ def choice(
     """Of a target that takes so long for a token."""
     made = Target(pools, PrefillChoice(least, ordered if ordered is not len else lambda _: 0))
     if token_ms:
-        made.here.observe(1000, token_ms)
+        made.choice.here.observe(1000, token_ms)
     return made
 
 
@@ -68,7 +60,7 @@ def prompt(missing: int, first: int = 0, waiting: int = 0, neighbours: int = 0) 
 
 
 def chosen(of: Target, asked: PromptLoad, now: float = NOW) -> str | None:
-    option = of.option(asked, now)
+    option = of.choice.option(asked, of.pools, now)
     return None if option is None else option.pool.name
 
 
@@ -91,7 +83,8 @@ def test_what_decodes_here_is_worth_a_little() -> None:
     of = choice(pool(token_ms=1.05))
     assert chosen(of, prompt(1000)) is None
     assert chosen(of, prompt(1000, neighbours=3)) == "pool"
-    of.here.observe(0, 0.2)  # its last row waits for a step, and is one; here its last chunk wastes a part of one
+    of.choice.here.observe(0, 0.2)
+    # Its last row waits for a step, and is one; here its last chunk wastes a part of one.
     assert chosen(of, prompt(1000, neighbours=3)) is None
 
 
@@ -199,7 +192,7 @@ def test_where_hand_overs_lose_they_are_not_chosen(
     for number in range(200):
         tokens, before = int(rng.integers(FEW, 6000)), one.retrials
         computed, handed = here * tokens, there * tokens + latency + link * tokens
-        option = of.option(prompt(tokens), now)
+        option = of.choice.option(prompt(tokens), of.pools, now)
         if option is not None:
             one.asked = now
             report = HandOverReport(seconds=handed * MS, computing=there * tokens * MS, outcome=WHOLE, tokens=tokens)

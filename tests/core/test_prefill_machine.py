@@ -55,14 +55,10 @@ class Bench:
     places: Memory = field(default_factory=lambda: Memory(0))
     limits: PrefillLimits = LIMITS
     now: float = 0.0
-    keys: int = 0
 
     def __post_init__(self) -> None:
-        self.machine = PrefillMachine(WELCOME, self.limits, self.places, self._new_key)
-
-    def _new_key(self) -> bytes:
-        self.keys += 1
-        return self.keys.to_bytes(MAC_KEY_BYTES)
+        keys = iter(range(1, 10_000))
+        self.machine = PrefillMachine(WELCOME, self.limits, self.places, lambda: next(keys).to_bytes(MAC_KEY_BYTES))
 
     def say(self, peer: Peer, *messages: ToPrefill, tenant: str = "", weight: float = 1.0) -> None:
         for message in messages:

@@ -381,10 +381,8 @@ class HandingMachine(SchedulerMachine):
     def scheduler_of(self, pool: SlotPool, max_rows: int, max_requests: int) -> Scheduler:
         self.tiers = RandomTiers(self.rng, self.written)
         self.prefills = RandomPrefills(self.rng, self.written)
-        cache, prefills = (
-            PrefixCache(pool, dropped=self.tiers.dropped),
-            self.prefills if self.rng.random() < 0.7 else None,
-        )
+        cache = PrefixCache(pool, dropped=self.tiers.dropped)
+        prefills = self.prefills if self.rng.random() < 0.7 else None
         return Scheduler(pool, max_rows, max_requests, cache, self.tiers, prefills)
 
     @rule()
@@ -438,8 +436,7 @@ TestScheduler.settings = settings(max_examples=sized(25, 300), stateful_step_cou
 def test_rows_go_to_the_best_nodes_of_all_trees(seed: int, count: int, budget: int) -> None:
     rng = np.random.default_rng(seed)
     scheduler = Scheduler(SlotPool(1000), max_rows=100, max_requests=8)
-    for number in range(count):
-        scheduler.add(new_request(number, 1, 100))
+    add_all(scheduler, [new_request(number, 1, 100) for number in range(count)])
     trees = [random_guesses(rng, VOCAB, int(rng.integers(0, 12))) for _ in range(count)]
     step = scheduler.schedule(scheduler.plan().chunks, Forest.of(trees), budget)
     every = sorted((score for tree in trees for score in tree.scores), reverse=True)
@@ -594,8 +591,7 @@ def test_a_sample_that_comes_when_the_prompts_slots_are_given_back_computes_it()
 
 def test_long_prompts_count_as_what_they_may_hold() -> None:
     scheduler = Scheduler(SlotPool(48, window=9), max_rows=16, max_requests=4)
-    for number in range(3):
-        scheduler.add(new_request(number, 200, 5))
+    add_all(scheduler, [new_request(number, 200, 5) for number in range(3)])
     scheduler.plan()
     assert len(scheduler.running) == 2
 

@@ -17,14 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lines import POOLS, Event, Lines, flipped, histories, random_events
 from sizes import sized
-from slot_contents import SlotContents
+from slot_contents import SlotContents, make_table
 from support import tree_of
 from trees import check_tree
 
 from pilotfish.core.cache import prefix_keys
-from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.prefix_keys import KnownPrefixes
-from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting import draft_sessions, messages
 from pilotfish.core.drafting import pools as target_pools
 from pilotfish.core.drafting.connected_targets import DraftIdentity
@@ -77,8 +75,7 @@ def feature_of(sequence: Sequence[int]) -> list[int]:
 
 def make_draft(number: int) -> DraftMachine:
     """The first is a trained head."""
-    pool = SlotPool(120)  # too few for all: some sessions are evicted
-    table = SessionTable(pool, PrefixCache(pool))
+    table = make_table(120)  # too few for all: some sessions are evicted
     need = None if number else FeatureNeed(("projection",), WIDTH)
     draft = DraftMachine(DraftIdentity("draft", "digest", {}), table, LevelShape(8, CHILDREN), 200, features=need)
     draft.known = KnownPrefixes(MOST_KEYS)
@@ -442,9 +439,8 @@ class World(Lines):
 
 
 #: How often each event happens.
-COMMON = {"deliver": 24, "step": 5, "read": 3, "level": 12, "tick": 8, "wait": 4, "add": 2, "close": 1, "join": 1} | {
-    "pause": 1
-}
+SELDOM = dict.fromkeys(("close", "join", "pause"), 1)
+COMMON = {"deliver": 24, "step": 5, "read": 3, "level": 12, "tick": 8, "wait": 4, "add": 2} | SELDOM
 FAULTS = {"strange": 1.0, "drop": 1.0, "repeat": 1.0, "reorder": 1.0, "flip": 1.0}
 RARE = dict.fromkeys(("disconnect", "restart_draft", "restart_target", "forget_keys", "leave"), 0.2) | {"drain": 0.4}
 WEIGHTS = COMMON | FAULTS | RARE

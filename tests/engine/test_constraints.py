@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from pilotfish.core.sampling.constraint import Constraint, words
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import FinishReason
-from pilotfish.core.trees.tree import GRAMMAR, Guesses
+from pilotfish.core.trees.tree import GRAMMAR
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import ParameterError
@@ -202,12 +202,8 @@ def test_it_is_what_a_plain_loop_over_the_model_gives(models: list[Path], plain:
 
 def test_what_is_forced_enters_the_tree(models: list[Path], plain: Engine) -> None:
     """A drafter that never guesses: every node is the grammar's."""
-
-    class Silent(RandomDrafter):
-        def propose(self, requests: Any, limits: Any) -> list[Guesses]:  # noqa: ARG002
-            return [Guesses() for _ in requests]
-
-    engine, asked = make_engine(models[0], Silent(VOCAB), mode="sync", drafter="ngram"), params(CONSTRAINTS[0])
+    silent, asked = RandomDrafter(VOCAB, nodes=0), params(CONSTRAINTS[0])
+    engine = make_engine(models[0], silent, mode="sync", drafter="ngram")
     (sample,) = samples_of(engine, [SNIPPETS[0]], [asked])
     assert [sample.token_ids] == run(plain, [SNIPPETS[0]], [asked])
     stats = sample.request.stats

@@ -46,12 +46,8 @@ def params(max_tokens: int = 24, **fields: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": max_tokens, "seed": 3, "temperature": 0.9, **fields})
 
 
-def poison(engine: Engine, token: int, value: float = float("nan")) -> None:
+def poison(module: torch.nn.Module, token: int, value: float = float("nan")) -> None:
     """From now on the model's states after this token, and all logits there, are not finite."""
-    poison_module(engine.model.module, token, value)
-
-
-def poison_module(module: torch.nn.Module, token: int, value: float = float("nan")) -> None:
     embedding: Any = next(part for name, part in module.named_modules() if name.endswith("embed_tokens"))
     weight = embedding.weight.detach().clone()  # a head that is tied to it stays as it is
     weight[token] = value
@@ -95,7 +91,7 @@ OWN: list[dict[str, Any]] = [
 def test_the_request_ends_and_no_other(llama: Path, way: dict[str, Any], own: dict[str, Any]) -> None:
     engine = make_engine(llama, RandomDrafter(VOCAB), mode="sync", drafter="ngram", **way)
     others = run(make_engine(llama, **way), SNIPPETS[:3], [params(12)] * 3)
-    poison(engine, POISON)
+    poison(engine.model.module, POISON)
     bad = engine.submit([9, POISON, 11, 12], params(**own))[0]
     good = [engine.submit(snippet, params(12))[0] for snippet in SNIPPETS[:3]]
     finish(engine, [bad, *good])
@@ -114,7 +110,7 @@ def test_no_architecture_lets_it_spread(kind: str, tiny_models: dict[str, Path],
     engine = make_engine(tiny_models[kind], **way)
     expected = run(engine, prompts, [params(12)] * 3)
     token = next(token for token in range(100, VOCAB) if all(token not in tokens for tokens in expected))
-    poison(engine, token)
+    poison(engine.model.module, token)
     for _ in range(2):  # then in the slots that it left
         bad = [engine.submit([*range(9, length), token], params(12))[0] for length in (10, 50)]
         good = [engine.submit(prompt, params(12))[0] for prompt in prompts]
@@ -126,7 +122,7 @@ def test_no_architecture_lets_it_spread(kind: str, tiny_models: dict[str, Path],
 
 def test_a_prompt_in_chunks_is_scored_up_to_there(llama: Path) -> None:
     engine = make_engine(llama, max_rows=4)
-    poison(engine, POISON)
+    poison(engine.model.module, POISON)
     prompt = [9, 10, POISON, *range(20, 30)]
     bad, good = (engine.submit(p, params(4, prompt_logprobs=0))[0] for p in (prompt, prompt[:2]))
     finish(engine, [bad, good])
@@ -148,7 +144,7 @@ def test_an_output_ends_at_the_same_token_whatever_is_guessed(
     for drafter in (None, Oracle(whole, POISON), RandomDrafter(VOCAB)):
         mode = {"mode": "sync", "drafter": "ngram"} if drafter else {}
         engine = make_engine(llama, drafter, **mode, **way)
-        poison(engine, whole[at], value)
+        poison(engine.model.module, whole[at], value)
         sample = engine.submit(SNIPPETS[0], asked)[0]
         finish(engine, [sample])
         outputs.append((sample.token_ids, sample.text, sample.finish_reason, str(sample.error)))
@@ -167,7 +163,7 @@ def test_a_row_that_no_output_needs_harms_nobody(llama: Path) -> None:
         (whole[last], params(temperature=0.0, stop_token_ids=(whole[last],)), whole[: last + 1]),
     ):
         engine = make_engine(llama, Oracle(whole, wrong), mode="sync", drafter="ngram")
-        poison(engine, poisoned)
+        poison(engine.model.module, poisoned)
         sample = engine.submit(SNIPPETS[0], own)[0]
         finish(engine, [sample])
         assert sample.token_ids == expected and sample.error is None
@@ -176,7 +172,7 @@ def test_a_row_that_no_output_needs_harms_nobody(llama: Path) -> None:
 
 def test_generate_names_the_prompt(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(llama, dtype="float32", threads=1, kv_slots=4096)
-    poison(llm.engine, POISON)
+    poison(llm.engine.model.module, POISON)
     submitted: list[Sample] = []
     submit = llm.engine.submit
     monkeypatch.setattr(llm.engine, "submit", lambda *given: [submitted.extend(s := submit(*given)), s][1])
@@ -194,7 +190,7 @@ def test_a_draft_whose_logits_are_not_finite_costs_speed_only(llama: Path, draft
     expected = run(make_engine(llama, **way), SNIPPETS[:3], [params()] * 3)
     engine = make_engine(llama, draft=draft, mode="sync", drafter="lm", **way)
     lm = engine.drafter
-    poison_module(lm.executor.model.module, expected[0][5])  # type: ignore[attr-defined]
+    poison(lm.executor.model.module, expected[0][5])  # type: ignore[attr-defined]
     samples = [engine.submit(snippet, params())[0] for snippet in SNIPPETS[:3]]
     finish(engine, samples)
     assert [sample.token_ids for sample in samples] == expected

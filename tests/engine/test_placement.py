@@ -1,7 +1,7 @@
 """Cores of target, drafts and prefill workers: as given, or by the rule; never both on one core without a warning."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from pilotfish.config.text import config_of
 from pilotfish.config.workers import PrefillConfig
 from pilotfish.engine.pools.remote_pools import worker_command
 from pilotfish.engine.processes import host_memory
-from pilotfish.engine.processes.placement import split_cores, split_for_prefill
+from pilotfish.engine.processes.placement import Placement, split_cores, split_for_prefill
 from pilotfish.engine.processes.process import on_cores
 from pilotfish.engine.targets.own_targets import OwnTarget, own_targets
 from pilotfish.errors import ParameterError
@@ -32,22 +32,33 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("eight_cores")
 @pytest.mark.parametrize(
-    ("available", "target", "draft", "expected"),
+    ("split", "available", "target", "workers", "expected"),
     [
-        (range(2), "", "", [range(1), *[range(1, 2)] * 3]),
-        (range(4), "", "", [range(2), range(2, 3), range(2, 3), range(3, 4)]),
-        (range(32), "", "", [range(20), range(20, 24), range(24, 28), range(28, 32)]),
-        (range(0), "", "", [range(0), range(0), range(0)]),  # a system without affinities
-        (range(8), "0-1", "2-4", [range(2), range(2, 3), range(3, 5)]),
-        (range(8), "4-7", "", [range(4, 8), range(2, 3), range(3, 4)]),
-        (range(8), "", "0-1", [range(2, 8), range(2)]),
+        (split_cores, range(2), "", "", [range(1), *[range(1, 2)] * 3]),
+        (split_cores, range(4), "", "", [range(2), range(2, 3), range(2, 3), range(3, 4)]),
+        (split_cores, range(32), "", "", [range(20), range(20, 24), range(24, 28), range(28, 32)]),
+        (split_cores, range(0), "", "", [range(0), range(0), range(0)]),  # a system without affinities
+        (split_cores, range(8), "0-1", "2-4", [range(2), range(2, 3), range(3, 5)]),
+        (split_cores, range(8), "4-7", "", [range(4, 8), range(2, 3), range(3, 4)]),
+        (split_cores, range(8), "", "0-1", [range(2, 8), range(2)]),
+        (split_for_prefill, range(8), "", "", [range(4), range(4, 8)]),
+        (split_for_prefill, range(6), "", "", [range(3), range(3, 4), range(4, 6)]),  # the drafts have the last two
+        (split_for_prefill, range(8), "0-1", "", [range(2), range(2, 5), range(5, 8)]),
+        (split_for_prefill, range(8), "", "0-2", [range(3, 8), range(3)]),
     ],
 )
-def test_cores_of_drafts(
-    available: range, target: str, draft: str, expected: list[range], caplog: pytest.LogCaptureFixture
+def test_cores_of_drafts_and_of_prefill_workers(
+    split: Callable[..., Placement],
+    available: range,
+    target: str,
+    workers: str,
+    expected: list[range],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    placement = split_cores(cores(available), target, draft, len(expected) - 1)
+    """Prefill workers have by default half of what drafts leave."""
+    placement = split(cores(available), target, workers, len(expected) - 1)
     assert [placement.target, *placement.workers] == [cores(each) for each in expected] and not caplog.text
+    assert placement.taken == frozenset().union(*placement.workers) - placement.target
 
 
 @pytest.mark.usefixtures("eight_cores")
@@ -74,25 +85,6 @@ def test_where_nothing_is_left_cores_are_shared(
 def test_cores_that_cannot_be_had_are_refused(target: str, draft: str, message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         split_cores(EIGHT, target, draft, 1)
-
-
-@pytest.mark.usefixtures("eight_cores")
-@pytest.mark.parametrize(
-    ("available", "target", "prefill", "expected"),
-    [
-        (range(8), "", "", [range(4), range(4, 8)]),
-        (range(6), "", "", [range(3), range(3, 4), range(4, 6)]),  # the drafts have the last two
-        (range(8), "0-1", "", [range(2), range(2, 5), range(5, 8)]),
-        (range(8), "", "0-2", [range(3, 8), range(3)]),
-    ],
-)
-def test_cores_of_prefill_workers(
-    available: range, target: str, prefill: str, expected: list[range], caplog: pytest.LogCaptureFixture
-) -> None:
-    """By default half of what drafts leave."""
-    placement = split_for_prefill(cores(available), target, prefill, len(expected) - 1)
-    assert [placement.target, *placement.workers] == [cores(each) for each in expected] and not caplog.text
-    assert placement.taken == frozenset().union(*placement.workers) - placement.target
 
 
 @pytest.mark.parametrize(

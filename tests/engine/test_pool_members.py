@@ -85,10 +85,8 @@ def test_drafts_are_changed_under_load(
         step_until(engine, samples, "two")
         engine.step()
         assert not old.sessions and remote.drafter.machine.counts.moved == 5
-        assert [(pool.name, pool.revision) for pool in status.pools_of(engine)] == [
-            ("one", "monday"),
-            ("two", "tuesday"),
-        ]
+        told = [(pool.name, pool.revision) for pool in status.pools_of(engine)]
+        assert told == [("one", "monday"), ("two", "tuesday")]
         eventually(lambda: old.load is not None and old.load.sessions == 0)  # as its operator sees
         first.close()
         fleet.set()
@@ -120,12 +118,8 @@ def test_prefill_pools_are_changed_while_prompts_come(llama: Path, tmp_path: Pat
         def serve(*members: Member) -> None:
             """A prompt, with these pools."""
             fleet.set(*members)
-            wanted = [(member.label, member.draining) for member in members]
-            eventually(
-                lambda: (
-                    [(p.name, p.draining) for p in prefills.pools] == wanted and all(p.ready for p in prefills.pools)
-                )
-            )
+            wanted = [(member.label, member.draining, True) for member in members]
+            eventually(lambda: [(pool.name, pool.draining, pool.ready) for pool in prefills.pools] == wanted)
             samples.extend(engine.submit(PROMPTS[len(samples)], params(len(samples), 8)))
             engine.step()
 

@@ -251,9 +251,7 @@ async def test_a_target_that_drains_gets_no_more_and_one_that_leaves_is_left(
         again = asyncio.create_task(whole(world.submit()))
         await until(lambda: world.has(other) == 8)
         await world.set_targets([one.member, other.member])
-        await until(
-            lambda: len(world.engine.health.replicas) == 2 and all(r.ready for r in world.engine.health.replicas)
-        )
+        await until(lambda: [replica.ready for replica in world.engine.health.replicas] == [True, True])
         await world.set_targets([one.member])
         assert world.engine.resumes == 8
         assert_same(await again, expected)

@@ -17,7 +17,6 @@ from pilotfish import cli
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
 from pilotfish.core.sampling.sampling_params import SamplingParams
-from pilotfish.engine.engine import Engine
 from pilotfish.engine.targets.async_engine import AsyncEngine
 from pilotfish.engine.targets.members import Member
 from pilotfish.engine.targets.replica import Replica
@@ -86,16 +85,9 @@ def test_what_a_target_says(llama: Path, caplog: pytest.LogCaptureFixture, capfd
     assert_nothing_raw(records, capfd.readouterr().err)
 
 
-@pytest.fixture(scope="module")
-def engine(llama: Path) -> Engine:
-    return make_engine(llama)
-
-
-def test_what_a_server_says(
-    engine: Engine, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_server_says(llama: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
     """What a target cannot serve it answers with a Failure."""
-    channel, server = Loopback.pair(b"target")
+    engine, (channel, server) = make_engine(llama), Loopback.pair(b"target")
     servers = Servers(channel)
     servers.incarnation = "here"
     service = TargetService(engine, servers)

@@ -110,8 +110,10 @@ def test_signals_that_come_while_one_is_handled_do_not_wait_for_each_other(tmp_p
     assert done.stdout == "True\n", done.stderr
 
 
-def signals_that_end_a_server() -> list[int]:
-    """Of SIGTERM and SIGINT, those that one handles."""
+@pytest.mark.parametrize("foreground", [False, True])
+def test_a_server_drains_on_sigterm_and_in_the_foreground_on_ctrl_c_too(foreground: bool) -> None:
+    if foreground:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     ended: list[int] = []
 
     async def receive(number: int) -> None:
@@ -122,13 +124,4 @@ def signals_that_end_a_server() -> list[int]:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.run(receive(number))
-    return ended
-
-
-def test_a_server_in_the_background_drains_on_sigterm_alone() -> None:
-    assert signals_that_end_a_server() == [signal.SIGTERM]
-
-
-def test_a_server_in_the_foreground_drains_on_ctrl_c_too() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    assert signals_that_end_a_server() == [signal.SIGTERM, signal.SIGINT]
+    assert ended == ([signal.SIGTERM, signal.SIGINT] if foreground else [signal.SIGTERM])

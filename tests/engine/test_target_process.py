@@ -109,6 +109,7 @@ def target(request: pytest.FixtureRequest, engines: dict[str, Engine]) -> Iterat
 
 
 BOTH = pytest.mark.parametrize("target", ["off", "sync"], indirect=True)
+OFF = pytest.mark.parametrize("target", ["off"], indirect=True)
 
 
 @BOTH
@@ -259,8 +260,8 @@ def noted(order: list[str], name: str, call: Callable[..., Any], *args: Any) -> 
     return call(*args)
 
 
-def test_a_broken_step_ends_its_requests_alone(engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    target = Target(engines["off"])
+@OFF
+def test_a_broken_step_ends_its_requests_alone(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = target.engine.executor
     forward, broken = executor.run, [True]
 
@@ -275,8 +276,6 @@ def test_a_broken_step_ends_its_requests_alone(engines: dict[str, Engine], monke
     assert failure.ids == [1] and "the device is gone" in failure.reason and not failure.refused
     target.submit(2, [5, 6], params())
     assert whole(deltas_of(target.heard_until(request=2), 2)).finish is not None
-    target.close()
-    assert_idle(target.engine)
 
 
 def test_logits_that_are_not_finite_end_their_request_alone(llama: Path, draft: Path) -> None:
@@ -285,18 +284,16 @@ def test_logits_that_are_not_finite_end_their_request_alone(llama: Path, draft: 
     first, second = run(engine, [[5, 6]], [params(n=2)])
     other = run(engine, [[5, 6]], [params(seed=9)])[0]
     at = next(i for i in range(4, 12) if second[i] not in [*first, *second[:i], *other, 5, 6])
-    engine.model.module.get_parameter(embedding(engine))[second[at]] = float("nan")
+    embedding = next(name for name, _ in engine.model.module.named_parameters() if name.endswith("embed_tokens.weight"))
+    engine.model.module.get_parameter(embedding)[second[at]] = float("nan")
     target = Target(engine)
     target.submit(1, [5, 6], params(n=2))
     target.submit(2, [5, 6], params(seed=9))
     heard = target.heard_until(request=2)
     target.close()
     (failure,) = (message for message in heard if isinstance(message, Failure))
-    assert failure.ids == [1]
-    assert (
-        failure.reason
-        == f"logits: those after token {2 + at + 1} are not finite (NaN or infinity); none can be sampled"
-    )
+    reason = f"logits: those after token {2 + at + 1} are not finite (NaN or infinity); none can be sampled"
+    assert (failure.ids, failure.reason) == ([1], reason)
     before = deltas_of(heard[: heard.index(failure)])
     assert whole([d for d in before if d.index == 1]).tokens == second[: at + 1]
     assert deltas_of(heard[heard.index(failure) :]) == []
@@ -305,15 +302,8 @@ def test_logits_that_are_not_finite_end_their_request_alone(llama: Path, draft: 
     assert not target.service._samples
 
 
-def embedding(engine: Engine) -> str:
-    return next(name for name, _ in engine.model.module.named_parameters() if name.endswith("embed_tokens.weight"))
-
-
-def test_a_device_that_stays_broken_ends_the_process(
-    engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = Target(engines["off"])
-
+@OFF
+def test_a_device_that_stays_broken_ends_the_process(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target.engine.executor, "run", Mock(side_effect=RuntimeError("the device is gone")))
     for request in range(target_process.MAX_FAILURES):
         target.submit(request + 1, [5, 6], params())
@@ -322,8 +312,6 @@ def test_a_device_that_stays_broken_ends_the_process(
             target.service._step()
     with pytest.raises(EngineError, match="the device is gone"):
         target.service._step()
-    target.close()
-    assert_idle(target.engine)
 
 
 def test_a_steps_parts_are_the_whole_of_it() -> None:

@@ -137,21 +137,17 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return seen
 
 
-def outputs(engine: Any, prompts: Sequence[Any]) -> list[list[int]]:
-    asked = [SamplingParams(max_tokens=24, seed=i, temperature=0.8 * (i % 2)) for i in range(len(prompts))]
-    return run(engine, prompts, asked)
-
-
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_draft_with_more_tokens_never_guesses_them(
     mode: Any, target: Path, stubborn: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert check_models(EngineConfig(target=target, draft=stubborn, mode="sync", kv_slots=256)).problems == []
-    expected = outputs(make_engine(target), SNIPPETS)
+    asked = [SamplingParams(max_tokens=24, seed=i, temperature=0.8 * (i % 2)) for i in range(len(SNIPPETS))]
+    expected = run(make_engine(target), SNIPPETS, asked)
     with inline_drafts(monkeypatch):
         seen = watched(monkeypatch)
         with make_engine(target, draft=stubborn, mode=mode, drafter="lm") as engine:
-            assert outputs(engine, SNIPPETS) == expected
+            assert run(engine, SNIPPETS, asked) == expected
             assert_idle(engine)
     assert len(seen) > 20 and seen.isdisjoint(range(VOCAB, VOCAB + len(MORE)))
 

@@ -1,6 +1,7 @@
 """Suffix decoding: trees of what followed, in the sequence itself and in its tenant's past responses."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import children_of, follow, limits, proposed
 
+from pilotfish.core.drafting.drafter import Drafter
 from pilotfish.core.sampling.noise import gumbel
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import FinishReason, Request
@@ -40,7 +42,7 @@ def make_drafter() -> SuffixDrafter:
     return SuffixDrafter(ResponseCache(1000))
 
 
-def finish(drafter: SuffixDrafter, r: Request, output: list[int], reason: FinishReason = FinishReason.STOP) -> None:
+def finish(drafter: Drafter, r: Request, output: list[int], reason: FinishReason = FinishReason.STOP) -> None:
     r.tokens += output
     r.finish_reason = reason
     drafter.close(r)
@@ -234,13 +236,13 @@ def test_what_did_not_end_by_itself_is_forgotten(reason: FinishReason) -> None:
     assert drafter.responses.num_tokens == 0
 
 
-def test_closing_frees_the_sequence() -> None:
-    drafter = make_drafter()
-    first = request([1, 2, 1])
+@pytest.mark.parametrize("make", [make_drafter, NgramDrafter])
+def test_closing_forgets_the_sequence(make: Callable[[], SuffixDrafter | NgramDrafter]) -> None:
+    drafter, first = make(), request([1, 2, 1])
     drafter.propose([first], LIMITS)
     finish(drafter, first, [])
     drafter.close(first)
-    assert not drafter._own
+    assert not (drafter._own if isinstance(drafter, SuffixDrafter) else drafter._indexes)
     assert [len(tree) for tree in proposed(drafter, [request([3, 1])], LIMITS)] == [0]
 
 
@@ -270,13 +272,3 @@ def test_it_proposes_what_followed_as_a_chain() -> None:
     (tree,) = proposed(NgramDrafter(), [request([1, 2, 3, 4, 5, 6, 1, 2])], limits(3))
     assert tree.tokens.tolist() == [3, 4, 5]
     assert tree.depths.tolist() == [1, 2, 3]
-
-
-def test_closing_forgets_what_was_indexed() -> None:
-    drafter = NgramDrafter()
-    first = request([1, 2, 1])
-    drafter.propose([first], limits(3))
-    drafter.close(first)
-    drafter.close(first)
-    (tree,) = proposed(drafter, [request([3, 1])], limits(3))
-    assert len(tree) == 0
