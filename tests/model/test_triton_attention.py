@@ -167,6 +167,15 @@ def test_rows_in_turn_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> Non
     assert torch.equal(attend(rows, rows.everything), together)
 
 
+def test_a_program_takes_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, outputs = tree_rows([5, 2310], nodes=2, heads=(2, 1, 16), chunk=2), []  # splits of two groups
+    for positions in (10_000, 700, 1):
+        monkeypatch.setattr(triton_attention, "ROW_POSITIONS", positions)
+        outputs.append(triton_tree_attention(*rows.padded_inputs(9), Scoring(SCALE, 2000)))
+    assert torch.equal(outputs[1], outputs[0]) and torch.equal(outputs[2], outputs[0])
+    check(rows, {"window": 2000})
+
+
 @pytest.mark.parametrize("features", [{}, {"window": 2, "sinks": True}], ids=str)
 def test_padding_rows_are_zero_and_harm_nobody(features: dict[str, Any]) -> None:
     rows = tree_rows([5], nodes=3)

@@ -6,13 +6,13 @@ Positions are cut into blocks, and blocks into *splits* of `SPLIT`; borders depe
     slots     prefix_slots of the row's sequence ...        |path_slots of the row ...
               shared by the rows of a tile          | row by row      ^ row_prefixes
 
-A program of `attend_parts` takes a tile of rows of one sequence, a split and all query heads of one KV head, so a tree
-or a prompt reads its prefix once; or, from the block in which the prefix ends on, one row and one block. Every block is
-summed from zero and joined, in order, by operations that are fused by name; `join_parts_in_order` goes on so with a
-row's blocks and splits (split-KV, Flash-Decoding). So a row's bits do not depend on other rows, on the tree's shape, or
-on whether a position is prefix or path: nothing is tuned at run time, one binary serves every width, and float32
-products are not rounded to TF32. One exception: values that are not finite reach the rows of their tile, of the same
-sequence, that do not see them, as 0 * NaN.
+A program of `attend_parts` takes tiles of rows, each of one sequence, a split and all query heads of one KV head, so a
+tree or a prompt reads its prefix once; or, from the block in which the prefix ends on, one row and one block. Every
+block is summed from zero and joined, in order, by operations that are fused by name; `join_parts_in_order` goes on so
+with a row's blocks and splits (split-KV, Flash-Decoding). So a row's bits do not depend on other rows, on the tree's
+shape, or on whether a position is prefix or path: nothing is tuned at run time, one binary serves every width, and
+float32 products are not rounded to TF32. One exception: values that are not finite reach the rows of their tile, of the
+same sequence, that do not see them, as 0 * NaN.
 """
 
 import torch
@@ -31,6 +31,11 @@ MATRIX_UNIT = 16  # rows, and columns, that a product has at least
 #: Queries of a program, of rows by heads: with twice as many the Hopper binary would spill registers.
 QUERIES = 32
 WARPS, STAGES = 4, 2
+#: Elements of a head that a program joins: of more, registers would not hold `AT_ONCE` splits.
+JOINED_DIMS = 64
+#: Positions of the longest prefix for each row that a program of a split looks at. There are the more splits, and most
+#: rows begin no tile: as programs of their own, each in turn would hold a multiprocessor's memory and do nothing.
+ROW_POSITIONS = 1024
 
 
 def triton_tree_attention(
@@ -53,12 +58,13 @@ def attend_slots(q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scoring: S
     sizes = attention_sizes(q.shape[1], kv.keys.shape[1], q.shape[2], q.element_size())
     splits = -(-metadata.longest // SPLIT.value)
     parts = splits + -(-metadata.path_slots.shape[1] // sizes["block"]) + 1
+    span = max(1, min(sizes["tile"], metadata.longest // ROW_POSITIONS))
     chunk = max(1, PARTIAL_BYTES // (4 * q.shape[1] * parts * q.shape[2]))
     q = q.contiguous()
     out = torch.empty_like(q)
     for start in range(0, len(q), chunk):
         part = slice(start, start + chunk)
-        _attend(out[part], q[part], kv, metadata.rows(part), scoring, splits, parts, sizes)
+        _attend(out[part], q[part], kv, metadata.rows(part), scoring, splits, parts, span, sizes)
     return out
 
 
@@ -70,21 +76,23 @@ def _attend(
     scoring: Scoring,
     splits: int,
     parts: int,
+    span: int,
     sizes: dict[str, int],
 ) -> None:
     rows, heads, head_dim = q.shape
     positions, prefixes = metadata.row_positions, metadata.row_prefixes
     tops, masses = (q.new_empty(rows, heads, parts, dtype=torch.float32) for _ in range(2))
     sums = q.new_empty(rows, heads, parts, head_dim, dtype=torch.float32)
-    attend_parts[rows, sizes["kv_heads"], parts](
+    attend_parts[triton.cdiv(rows, span), sizes["kv_heads"], splits + (parts - splits) * span](
         q, kv.keys, kv.values, kv.key_scales, kv.value_scales,
         metadata.row_starts, positions, prefixes, metadata.path_slots, metadata.prefix_slots,
-        tops, masses, sums, rows, scoring.scale, metadata.path_slots.shape[1], splits, parts,
+        tops, masses, sums, rows, scoring.scale, metadata.path_slots.shape[1], splits, parts, span,
         **sizes, window=scoring.window, softcap=scoring.softcap, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
-    join_parts_in_order[rows, heads](
+    dims = min(sizes["dims"], JOINED_DIMS)
+    join_parts_in_order[rows, heads, triton.cdiv(head_dim, dims)](
         tops, masses, sums, positions, prefixes, scoring.sinks, out, splits, parts,
-        heads=heads, head_dim=head_dim, dims=sizes["dims"], block=sizes["block"], window=scoring.window,
+        heads=heads, head_dim=head_dim, dims=dims, block=sizes["block"], window=scoring.window,
         num_warps=1, num_stages=1,
     )  # fmt: skip
 
