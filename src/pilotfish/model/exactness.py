@@ -36,6 +36,9 @@ def unequal_companies(executor: TorchExecutor) -> list[int]:
 
     def together() -> Iterator[tuple[int, Tensor]]:
         yield PROMPT + 1, executor.forward([SequenceRows(0, tokens, prompt, NO_NODES, kept=[PROMPT])])
+        if (reach := min(executor.context, executor.num_slots)) > PROMPT + 1:
+            far = SequenceRows(reach - 1, tokens[:1], slots[:reach], NO_NODES, kept=())
+            yield 2, executor.forward([far, row])[-1:]
         for count in COMPANY:
             beside = slots[PROMPT + 1 :][: min(count - 1, executor.context)]
             every = range(len(beside))
