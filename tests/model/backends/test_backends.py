@@ -22,6 +22,7 @@ from pilotfish.core.scheduling.executor import SequenceRows
 from pilotfish.engine.drafts import draft_backends
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import ModelError, ParameterError
+from pilotfish.model.batch import Buckets
 from pilotfish.model.loading.loader import load_model
 from pilotfish.workers.lm import LMDrafter
 
@@ -34,7 +35,7 @@ PROMPTS = ["def mean(values):\n", "import os\nfor name in", "class Tree:\n    de
 @pytest.mark.parametrize("seed", range(sized(1, 2)))
 def test_logits_are_those_of_our_own_executor(backend: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if backend == "openvino":  # in forwards of few rows: what is more goes in several
-        monkeypatch.setattr("pilotfish.model.backends.openvino_executor.MOST_ROWS", 4)
+        monkeypatch.setattr("pilotfish.model.backends.openvino_executor.BUCKETS", Buckets(rows=(1, 2, 3, 4)))
     compare(shared(backend), own(), Traffic(seed), sized(25, 300), TOLERANCE[backend])
 
 

@@ -1,7 +1,10 @@
 """A draft on OpenVINO: Intel's CPUs and GPUs. OpenVINO has no slots, so KV stays here and the model is a function
 without state."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +14,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pilotfish.core.cache.slots import Slots
 from pilotfish.core.scheduling.executor import SequenceRows
 from pilotfish.errors import ModelError, ParameterError
-from pilotfish.model.backends.flat_rows import FlatRows, forwards
+from pilotfish.model.attention import AttentionMetadata
 from pilotfish.model.backends.logits_executor import LogitsExecutor
 from pilotfish.model.backends.openvino_model import UNSEEN, converted, refuse_untraceable
+from pilotfish.model.batch import Batch, Buckets
 from pilotfish.model.loading.loader import load_model
 from pilotfish.model.loading.metadata import one_line
 
 #: Precision of products on a CPU, by our names of types. Other devices have half precision in place of bfloat16.
 PRECISIONS = {"bfloat16": "bf16", "float32": "f32"}
-#: Rows of a forward, at most.
-MOST_ROWS = 512
+#: Forwards of up to 512 rows, without padding.
+BUCKETS = Buckets(rows=tuple(range(1, 513)))
 
 
 class OpenVINOExecutor(LogitsExecutor):
@@ -45,22 +50,50 @@ class OpenVINOExecutor(LogitsExecutor):
             raise ModelError(f"model: {directory} cannot be compiled for {device}: {one_line(error)}") from error
 
     def logits(self, rows: Sequence[SequenceRows]) -> Tensor:
-        parts = [self._run(flat) for flat in forwards(rows, self.num_slots, MOST_ROWS)]
+        parts = [self._run(batch) for batch in Batch.build(rows, BUCKETS, self.num_slots)]
         return torch.from_numpy(np.concatenate(parts))
 
-    def _run(self, flat: FlatRows) -> NDArray[np.float32]:
+    def _run(self, batch: Batch) -> NDArray[np.float32]:
+        slots, columns = batch.metadata.row_slots.numpy(), SeenColumns.of(batch.metadata, self.num_slots)
         inputs = (
-            flat.tokens,
-            flat.positions,
-            flat.kept if len(flat.kept) else np.zeros(1, flat.kept.dtype),
-            np.where(flat.sees, np.float32(0.0), np.float32(UNSEEN)),
-            np.take(self._keys, flat.earlier, axis=2),
-            np.take(self._values, flat.earlier, axis=2),
+            batch.input_ids.numpy(),
+            batch.metadata.row_positions.long().numpy(),
+            batch.keep.numpy(),
+            np.where(columns.sees, np.float32(0.0), np.float32(UNSEEN)),
+            np.take(self._keys, columns.earlier, axis=2),
+            np.take(self._values, columns.earlier, axis=2),
         )
         logits, keys, values = self._request.infer(inputs, share_inputs=True, share_outputs=True).values()
-        self._keys[:, :, flat.slots], self._values[:, :, flat.slots] = keys, values
-        kept: NDArray[np.float32] = logits[: len(flat.kept)].copy()  # the request's own memory is written again
+        self._keys[:, :, slots], self._values[:, :, slots] = keys, values
+        kept: NDArray[np.float32] = logits[: batch.num_kept].copy()  # the request's own memory is written again
         return kept
+
+
+@dataclass(frozen=True)
+class SeenColumns:
+    """columns    [ earlier: slots with KV that some row sees ][ rows of this forward ]"""
+
+    earlier: Slots  # ascending, of tokens that were computed before and are seen now
+    sees: NDArray[np.bool_]  # [rows, earlier + rows]
+
+    @classmethod
+    def of(cls, metadata: AttentionMetadata, num_slots: int) -> SeenColumns:
+        slots, starts, positions, prefixes, paths, prefix_slots = (x.numpy() for x in metadata.tensors())
+        rows, places = np.nonzero(np.arange(paths.shape[1]) <= (positions - prefixes)[:, None])
+        seen = {start: np.flatnonzero(starts == start) for start in np.unique(starts).tolist()}  # rows, by sequence
+        ends = {start: start + min(prefixes[own[0]], positions[own].max() + 1) for start, own in seen.items()}
+        before = np.zeros(num_slots, np.bool_)
+        before[np.concatenate([paths[rows, places], *(prefix_slots[start:end] for start, end in ends.items())])] = True
+        before[slots] = False
+        earlier = np.flatnonzero(before).astype(np.int32)
+        column = np.zeros(num_slots, np.int64)
+        column[np.concatenate((earlier, slots))] = np.arange(len(earlier) + len(slots))
+        sees = np.zeros((len(slots), len(earlier) + len(slots)), np.bool_)
+        for start, own in seen.items():
+            prefix = column[prefix_slots[start : ends[start]]]
+            sees[np.ix_(own, prefix)] = np.arange(len(prefix)) <= positions[own, None]
+        sees[rows, column[paths[rows, places]]] = True
+        return cls(earlier, sees)
 
 
 def _kind_of(device: str, available: Sequence[str]) -> str:
