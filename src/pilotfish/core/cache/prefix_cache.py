@@ -303,7 +303,14 @@ class PrefixCache:
 
     @property
     def runs(self) -> Iterator[CachedRun]:
-        return chain.from_iterable(_descendants(root) for root in self._roots.values())
+        waiting = list(self._roots.values())
+        while waiting:
+            run = waiting.pop()
+            for first, below in run.below.items():
+                if below.above is not run or int(below.tokens[0]) != first:
+                    raise EngineError("prefix cache: a run hangs in the wrong place")
+                yield below
+                waiting.append(below)
 
     @property
     def slots(self) -> list[int]:
@@ -336,14 +343,3 @@ def ancestry(run: CachedRun) -> list[CachedRun]:
     while (above := path[-1].above) is not None and above.above is not None:
         path.append(above)
     return path[::-1]
-
-
-def _descendants(root: CachedRun) -> Iterator[CachedRun]:
-    waiting = [root]
-    while waiting:
-        run = waiting.pop()
-        for first, below in run.below.items():
-            if below.above is not run or int(below.tokens[0]) != first:
-                raise EngineError("prefix cache: a run hangs in the wrong place")
-            yield below
-            waiting.append(below)

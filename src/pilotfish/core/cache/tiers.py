@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-
 from pilotfish.core.cache.prefix_cache import CachedRun, PrefixCache
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, Key, prefix_keys
 from pilotfish.core.cache.slots import Slots
@@ -135,10 +133,3 @@ def save_run(cache: PrefixCache, tiers: Tiers, run: CachedRun) -> None:
     for place in reversed(range((len(tokens) - len(run.tokens)) // OBJECT_TOKENS, len(keys))):
         span = slice(place * OBJECT_TOKENS, (place + 1) * OBJECT_TOKENS)
         tiers.save(keys[place], tokens[span], slots[span])
-
-
-def load_of(tokens: Sequence[int], first: int, root: Key, tiers: Tiers) -> tuple[Sequence[Key], Ints]:
-    keys, begin = prefix_keys(root, tokens), first // OBJECT_TOKENS
-    count = tiers.worth_loading(keys[begin:], first % OBJECT_TOKENS) if len(keys) > begin else 0
-    span = slice(begin * OBJECT_TOKENS, (begin + count) * OBJECT_TOKENS)
-    return keys[begin : begin + count], np.asarray(tokens[span], np.int64)

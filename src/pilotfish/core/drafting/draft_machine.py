@@ -215,11 +215,12 @@ class DraftMachine(Listener[ConnectedTarget]):
         before = self.table.get(key)
         if before is not None and before.generation >= message.generation:
             return
-        whole = self._whole(peer, message)
-        if whole is None:
-            self._ask_again(peer, message, "nothing is known by its prefix_key")
-            return
-        message = whole
+        if message.prefix_key is not None:
+            prefix = self.known.find(peer, message.salt, message.prefix_key)
+            if prefix is None:
+                self._ask_again(peer, message, "nothing is known by its prefix_key")
+                return
+            message = msgspec.structs.replace(message, tokens=prefix + message.tokens, prefix_key=None)
         try:
             self._check_tokens(message, target)
             mapping = target.unshared, target.vocabulary
@@ -236,15 +237,6 @@ class DraftMachine(Listener[ConnectedTarget]):
         self.known.add(peer, session.salt, session.tokens)
         if session.features is not None and session.features.reach:
             self._send(peer, Skip(message.session, message.generation, session.features.reach))
-
-    def _whole(self, peer: Peer, message: Open) -> Open | None:
-        """None if the tokens of its key are unknown."""
-        if message.prefix_key is None:
-            return message
-        prefix = self.known.find(peer, message.salt, message.prefix_key)
-        if prefix is None:
-            return None
-        return msgspec.structs.replace(message, tokens=prefix + message.tokens, prefix_key=None)
 
     def _found(self, peer: Peer, tokens: int) -> None:
         self.counts.cached += tokens

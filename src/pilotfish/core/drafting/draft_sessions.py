@@ -150,10 +150,6 @@ class LevelPart:
     def rows(self) -> int:
         return self.pending or len(self.leaves)
 
-    @property
-    def new_rows(self) -> int:
-        return self.pending or self.session.tree.lacking(self.leaves)
-
 
 def add_children(
     level: Sequence[LevelPart],
@@ -314,7 +310,7 @@ class SessionTable:
         self._set_slots(session, NO_SLOTS)
 
     def allocate(self, level: Sequence[LevelPart]) -> None:
-        counts = [part.new_rows for part in level]
+        counts = [part.pending or part.session.tree.lacking(part.leaves) for part in level]
         slots = self.cache.allocate(sum(counts))
         numbers, used = slots.tolist(), 0
         for part, count in zip(level, counts, strict=True):

@@ -206,13 +206,10 @@ class LevelChoice:
         level, losers = (within, above) if within else (level, set[str]())
         self.table.make_room(sum(part.rows for part in level), {part.session.key for part in level}, losers, now)
         if all(part.rows > self.table.pool.num_available for part in level):
-            self._give_up_prompts(level[0])
+            for session in self.table if level[0].pending else ():
+                if session.num_pending > self.shape.leaves and session is not level[0].session:
+                    self.table.evict(session)
         return level
-
-    def _give_up_prompts(self, part: LevelPart) -> None:
-        for session in self.table:
-            if session.num_pending > self.shape.leaves and session is not part.session and part.pending:
-                self.table.evict(session)
 
 
 def _weights(sessions: Sequence[DraftSession]) -> dict[str, float]:

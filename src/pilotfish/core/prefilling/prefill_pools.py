@@ -76,13 +76,10 @@ class ExposedSeconds:
         self._lost = max(self._lost, seconds)
 
     def at(self, tokens: int) -> float:
-        return max(self._measured(tokens), self._lost)
-
-    def _measured(self, tokens: int) -> float:
         if not self._means:
-            return 0.0
+            return self._lost
         known, seconds = np.array([self._means[power] for power in sorted(self._means)]).T
-        return float(np.interp(tokens, known, seconds) * max(tokens / known[-1], 1.0))
+        return max(float(np.interp(tokens, known, seconds) * max(tokens / known[-1], 1.0)), self._lost)
 
 
 @dataclass

@@ -107,13 +107,10 @@ class HeldCopies:
     def _add(self, replica: Replica, keys: Iterable[RoutingKey]) -> None:
         own = self._keys.setdefault(replica, set())
         own.update(keys)
-        bit = 1 << self._place(replica)
+        taken = set(self._places.values())
+        bit = 1 << self._places.setdefault(replica, next(place for place in count() if place not in taken))
         for key in keys:
             self._holders[key] = self._holders.get(key, 0) | bit
-
-    def _place(self, replica: Replica) -> int:
-        taken = set(self._places.values())
-        return self._places.setdefault(replica, next(place for place in count() if place not in taken))
 
     def _remove(self, replica: Replica, keys: Iterable[RoutingKey]) -> None:
         for key in self._keys.get(replica, set()).intersection(keys):

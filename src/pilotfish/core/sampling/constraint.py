@@ -168,11 +168,7 @@ def constrained(tree: Guesses, state: GrammarState, most: int) -> Guesses:
     parents = set(kept.parents)
     for node, place in number.items():
         if place not in parents:  # of a node with children the only continuation would be among them
-            _force(kept, place, state.forced(paths[node]))
+            for token in state.forced(paths[node]):
+                score = (0.0 if place == ROOT else kept.scores[place]) + FORCED
+                place = kept.add(place, token, score, GRAMMAR)
     return kept.best(most)
-
-
-def _force(tree: Guesses, node: int, tokens: Sequence[int]) -> None:
-    for token in tokens:
-        score = (0.0 if node == ROOT else tree.scores[node]) + FORCED
-        node = tree.add(node, token, score, GRAMMAR)

@@ -98,12 +98,10 @@ class LogitRules:
         """For the row that follows the history and then `path`."""
         if self._counts is not None and self._seen is None:
             self._seen = SeenTokens.of(self._counts)
-        return LogitEdits(self._allowed, self._biased, self._biases, self._seen, path, self._excluded(path))
-
-    def _excluded(self, path: Sequence[int]) -> Ids:
         stops = self._stop_ids if len(self._history) + len(path) < self._last_forced else _NONE
         completed = [s[-1] for s in self._sequences if self._ends_with(path, s[:-1])]
-        return np.concatenate((self._bad, stops, np.array(completed, np.int64)))
+        excluded = np.concatenate((self._bad, stops, np.array(completed, np.int64)))
+        return LogitEdits(self._allowed, self._biased, self._biases, self._seen, path, excluded)
 
     def _ends_with(self, path: Sequence[int], suffix: Sequence[int]) -> bool:
         missing = len(suffix) - len(path)

@@ -6,9 +6,11 @@ admitted ──► load from tiers ──► hand-over ──► rows for what i
 
 from collections.abc import Callable, Iterable
 
-from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
+import numpy as np
+
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, prefix_keys
 from pilotfish.core.cache.slots import Slots
-from pilotfish.core.cache.tiers import KVLoad, Tiers, load_of
+from pilotfish.core.cache.tiers import KVLoad, Tiers
 from pilotfish.core.prefilling.handover import HandOver, Prefills
 from pilotfish.core.scheduling.request import Request
 
@@ -26,11 +28,12 @@ class Loads:
     def load(self, request: Request, take: Take) -> None:
         if self._tiers is None:
             return
-        root, first = self._tiers.root(request.cache_salt), request.num_computed
-        keys, tokens = load_of(request.tokens[:-1], first, root, self._tiers)
-        if keys:
-            end = first // OBJECT_TOKENS * OBJECT_TOKENS + len(tokens)
-            request.load = KVLoad(keys, tokens, take(end - first))
+        begin, skipped = divmod(request.num_computed, OBJECT_TOKENS)
+        keys = prefix_keys(self._tiers.root(request.cache_salt), request.tokens[:-1])[begin:]
+        if count := self._tiers.worth_loading(keys, skipped) if keys else 0:
+            span = slice(begin * OBJECT_TOKENS, (begin + count) * OBJECT_TOKENS)
+            tokens = np.asarray(request.tokens[span], np.int64)
+            request.load = KVLoad(keys[:count], tokens, take(len(tokens) - skipped))
             self._tiers.load(request.load)
 
     def hand_over(self, request: Request, take: Take, waiting: int, neighbours: int) -> None:

@@ -9,7 +9,7 @@
 The target holds a copy of the nodes that were pushed (`core/trees/tree_copy.py`).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
@@ -195,7 +195,9 @@ class Lookahead(LivingTree):
             names += [0 if parent == self.root else self._ids[parent]] * count
         new = len(self._tokens) - first
         if new < last:
-            self._reopen({node for node in nodes if node < first})
+            again = {node for node in nodes if node < first}
+            self._rescore(min(again))
+            self.open = [(-self._scores[node], node) for _, node in self.open if node not in again]
         ids = list(range(self._next_id, self._next_id + last))
         self._next_id, self._size = self._next_id + last, self._size + new
         self._ids += [0] * new
@@ -228,11 +230,6 @@ class Lookahead(LivingTree):
         new = [token for token in tokens if token not in below]
         self._hang(parent, new, [given[token] for token in new])
         return [below[token] for token in tokens]
-
-    def _reopen(self, again: Collection[int]) -> None:
-        self._rescore(min(again))
-        self.open = [(-self._scores[node], node) for _, node in self.open if node not in again]
-        self.open.sort()
 
     def outcomes(self, tokens: Sequence[int]) -> list[ChildOutcome]:
         found, path = list[ChildOutcome](), [self.root, *self.follow(tokens)]
