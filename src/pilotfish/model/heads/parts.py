@@ -47,10 +47,6 @@ class Parts:
         weight = weight.float() + decoder.norm_offset if decoder.norm_offset else weight
         return self.kernels.rms_norm(weight, decoder.eps)
 
-    def feed_forward(self, layer: str, decoder: Decoder) -> torch.nn.Module:
-        gate, up, down = (self.affine(f"{layer}.mlp.{name}_proj") for name in ("gate", "up", "down"))
-        return self.kernels.feed_forward(gate, up, down, Gate(decoder.activation))
-
 
 class Angles:
     def __init__(self, decoder: Decoder, dtype: torch.dtype, device: torch.device) -> None:
@@ -141,7 +137,8 @@ class HeadLayer(torch.nn.Module):
         self.attention = HeadAttention(parts, decoder, layer)
         self.input_norm = parts.norm(f"{prefix}.input_layernorm", decoder)
         self.norm = parts.norm(f"{prefix}.post_attention_layernorm", decoder)
-        self.feed_forward = parts.feed_forward(prefix, decoder)
+        gate, up, down = (parts.affine(f"{prefix}.mlp.{name}_proj") for name in ("gate", "up", "down"))
+        self.feed_forward = parts.kernels.feed_forward(gate, up, down, Gate(decoder.activation))
 
     def forward(self, residual: Tensor, entering: Tensor | None, rows: RotatedRows, kv: LayerKV) -> Tensor:
         """`entering`: the input of attention if it is not the normed residual. [rows, hidden] -> likewise, in place."""

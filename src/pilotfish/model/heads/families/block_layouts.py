@@ -59,7 +59,9 @@ def zlab(source: HeadSource) -> HeadLayout:
         holder.only("output_multiplier", 1.0, "logits are taken as they are")
         holder.only("final_logit_softcapping", None, "logits are taken as they are")
     inner.choice("attention_mode", ("gqa", "mha"), "gqa")
-    window = max(_told_window(inner), read_window(fields, read_depth(fields)))
+    size = inner.count("swa_window_size", 0, least=0)
+    own = inner.count("swa_window_size") if inner.flag("use_swa", size > 0) else 0
+    window = max(own, read_window(fields, read_depth(fields)))
     decoder = read_decoder(fields, names, window=window)
     parts = _Parts(source, [fields, inner, further], names, fields)
     holder = inner if inner.has("target_layer_ids") else fields
@@ -68,11 +70,6 @@ def zlab(source: HeadSource) -> HeadLayout:
     anchored = inner.flag("shift_label", kind == "dspark")
     head = parts.head(decoder, layers, anchored=anchored, causal=causal)
     return source.laid_out(head, kind, "z-lab", names, source.vocabulary(fields))
-
-
-def _told_window(inner: HeadFields) -> int:
-    size = inner.count("swa_window_size", 0, least=0)
-    return inner.count("swa_window_size") if inner.flag("use_swa", size > 0) else 0
 
 
 def _told_or(source: HeadSource, fields: HeadFields, name: str, *, outputs: bool) -> tuple[int, ...]:
