@@ -71,10 +71,9 @@ class HandOvers(PoolUser[PrefillPool]):
         post: Callable[..., None],
         problem: Callable[[Peer], str | None] = lambda _: None,
         transports: Sequence[str] = EngineConfig.prefill_transports,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`transports`: ways to read a pool's memory, the best first; without any, segments are fetched."""
-        super().__init__(machine, post, problem, clock)
+        super().__init__(machine, post, problem, time.perf_counter)
         self._writer, self._layout, self._transports = writer, layout, transports
         self._locks: dict[Incoming, threading.Lock] = {}  # of the hand-overs under way: around their slots
         self._event = threading.Event()  # a hand-over may have ended

@@ -15,7 +15,7 @@ from pilotfish.config.fields import model_name
 from pilotfish.config.server import ServerConfig
 from pilotfish.core.drafting.vocabulary import text_digest
 from pilotfish.core.routing.held_prefixes import routing_keys
-from pilotfish.core.routing.router import Router, RouteRequest
+from pilotfish.core.routing.router import RouteRequest
 from pilotfish.core.sampling.noise import DRAWN_SEED_BITS
 from pilotfish.engine.targets.fleet import Fleet
 from pilotfish.engine.targets.own_targets import TARGET
@@ -51,12 +51,9 @@ class AsyncEngine:
         config: EngineConfig,
         server: ServerConfig | None = None,
         environment: Mapping[str, str] = MappingProxyType({}),
-        clock: Callable[[], float] = time.monotonic,
-        routing: Router | None = None,
         own_name: str = TARGET,
     ) -> None:
-        """`environment` is added to that of the started processes, called `own_name`. Default `routing`: prefixes and
-        load."""
+        """`environment` is added to that of the started processes, called `own_name`."""
         self.config = config
         self.name = model_name(config.target)
         self.tokenizer: Any = None  # until `start`
@@ -65,8 +62,7 @@ class AsyncEngine:
         self.resumes = 0  # requests that went on at another target
         self.routed = RoutedTokens()
         self._server = server or ServerConfig()
-        self._fleet = Fleet(config, self._server, self, routing or Router(), environment, clock, own_name)
-        self._clock = clock
+        self._fleet = Fleet(config, self._server, self, environment, own_name)
         self._waiting: list[OpenRequest] = []  # for a target that may go on with them
         self._identity: Identity | None = None  # the last one
         self._own: dict[str, str] = {}  # digests of the model's files, as in Identity, once they are read
@@ -195,7 +191,7 @@ class AsyncEngine:
     def _still_waits(self, request: OpenRequest) -> bool:
         if request.ended or self._find_another(request):
             return False
-        if expired := request.deadline is not None and self._clock() >= request.deadline:
+        if expired := request.deadline is not None and time.monotonic() >= request.deadline:
             waited = f"no target took over within {self._server.resume_timeout:g} s"
             self._fail(request, TargetUnavailable(waited, self.health.retry_after))
         return not expired
@@ -204,7 +200,7 @@ class AsyncEngine:
         if request.begun and not request.fingerprint:
             self._fail(request, otherwise)
         elif not self._find_another(request):
-            request.deadline = self._clock() + self._server.resume_timeout
+            request.deadline = time.monotonic() + self._server.resume_timeout
             self._waiting.append(request)
 
     def _find_another(self, request: OpenRequest) -> bool:

@@ -8,6 +8,7 @@ channel's thread  Beat: it lives                       the others: to the loop  
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -86,21 +87,14 @@ class Fleet:
     still for `target_timeout` seconds."""
 
     def __init__(
-        self,
-        config: EngineConfig,
-        server: ServerConfig,
-        user: FleetUser,
-        routing: Router,
-        environment: Mapping[str, str],
-        clock: Callable[[], float],
-        own_name: str,
+        self, config: EngineConfig, server: ServerConfig, user: FleetUser, environment: Mapping[str, str], own_name: str
     ) -> None:
         """`environment` is added to that of the started processes, which are called `own_name`."""
         self.replicas: list[Replica] = []
-        self.routing = routing
+        self.routing = Router()  # by prefixes and load
         self.closed = False
         self._config, self._server, self._user = config, server, user
-        self._environment, self._clock, self._own_name = environment, clock, own_name
+        self._environment, self._own_name = environment, own_name
         self._by_peer: dict[Peer, Replica] = {}
         self._next = 1
         self._key: KeyPair | None = None
@@ -142,7 +136,7 @@ class Fleet:
 
     def _start_own(self, own: OwnTarget) -> None:
         endpoint = f"ipc://{self._supervisor.directory}/{own.name.replace(' ', '-')}"
-        self._add(Replica(Member(endpoint, name=own.name), self._clock, WorkerState(own.name)))
+        self._add(Replica(Member(endpoint, name=own.name), time.monotonic, WorkerState(own.name)))
         command = command_of("target", listen=endpoint, name=own.name, config=config_text(own.config))
         self._supervisor.start([WorkerSpec(own.name, command, own.cores, self._environment)])
 
@@ -169,7 +163,7 @@ class Fleet:
                     replica.draining = member.draining
             for member in wanted.values():
                 if not member.draining:
-                    self._add(Replica(member, self._clock))
+                    self._add(Replica(member, time.monotonic))
 
     def _add(self, replica: Replica) -> None:
         self.replicas.append(replica)
@@ -311,7 +305,7 @@ class Fleet:
     def _attend(self) -> None:
         if self.closed:
             return
-        now, routes = self._clock(), len(self.replicas) > 1
+        now, routes = time.monotonic(), len(self.replicas) > 1
         for replica in self.replicas:
             if not replica.serving or now - replica.attended >= ATTEND:
                 replica.attended = now

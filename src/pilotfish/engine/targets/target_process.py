@@ -71,12 +71,11 @@ class Compiling:
 
 
 class TargetService:
-    def __init__(self, engine: Engine, servers: Servers, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`clock` must be that of the engine's step records."""
+    def __init__(self, engine: Engine, servers: Servers) -> None:
         self._engine = engine
         self._identity = identity_of(engine)
         self._servers = servers
-        self._clock = clock
+        self._clock = time.perf_counter  # as the engine's step records
         self._samples: dict[RequestKey, list[Sample]] = {}
         self._compiling: dict[RequestKey, Compiling] = {}  # requests whose grammar is not there yet
         self._stopping = False
@@ -86,7 +85,7 @@ class TargetService:
         self._checked = -CHECK
         self._began: float | None = None  # start of the present step; None between steps
         self._stepped: float | None = None  # end of the last step, if no wait followed it
-        self._held = HeldFollowers(engine.worker.scheduler.cache, servers, clock)
+        self._held = HeldFollowers(engine.worker.scheduler.cache, servers, self._clock)
         self._untold: list[Callable[[], None]] = []  # of the last step
         servers.step_seconds = self.step_seconds
         engine.executor.meanwhile = self._tell
