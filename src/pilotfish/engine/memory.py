@@ -99,15 +99,11 @@ def plan_memory(config: EngineConfig, segments: int = 0, head: ConfiguredHead | 
     needed = config.kv_slots or MIN_SLOTS
     if plan.with_slots(needed) > plan.limit:
         raise ModelError(_too_large(config, plan, needed, segments, head))
-    useful = _useful_slots(config, config.target if head is None else head.target.directory)
+    context: int = load_config(config.target if head is None else head.target.directory, config.max_model_len).context
+    shared = config.memory == 0 and device_of(config).type == "cpu"
+    useful = min(config.max_requests * context, SHARED_SLOTS if shared else 1 << 62)
     fit = (plan.limit - plan.fixed) // plan.slot
     return replace(plan, slots=config.kv_slots or max(MIN_SLOTS, min(useful, fit)))
-
-
-def _useful_slots(config: EngineConfig, target: Path) -> int:
-    context: int = load_config(target, config.max_model_len).context
-    shared = config.memory == 0 and device_of(config).type == "cpu"
-    return min(config.max_requests * context, SHARED_SLOTS if shared else 1 << 62)
 
 
 def _without_slots(config: EngineConfig, segments: int, head: ConfiguredHead | None) -> MemoryPlan:

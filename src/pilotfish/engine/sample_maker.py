@@ -40,7 +40,9 @@ class SampleMaker:
         tokens = self.check_prompt(request.tokens)
         eos_ids = frozenset[int]() if params.ignore_eos else self._model.generation.eos_ids
         stop_ids = eos_ids.union(params.stop_token_ids)
-        bad_sequences = self._sequences_of(params.bad_words)
+        bad_texts = (text for word in params.bad_words for text in (word, f" {word}"))
+        encoded = (self._tokenizer.encode(text, add_special_tokens=False) for text in bad_texts)
+        bad_sequences = [ids for ids in encoded if ids]
         check_token_ids(params, stop_ids, bad_sequences, self._model.config.vocab_size)
         outputs = [PartialOutput(index) for index in range(params.n)] if resumed is None else resumed
         if resumed is not None:
@@ -88,7 +90,3 @@ class SampleMaker:
             if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
                 raise ParameterError("prompt", token, f"token ids 0 to {vocab_size - 1}")
         return tokens
-
-    def _sequences_of(self, words: Sequence[str]) -> list[list[int]]:
-        texts = (text for word in words for text in (word, f" {word}"))
-        return [ids for text in texts if (ids := self._tokenizer.encode(text, add_special_tokens=False))]

@@ -7,6 +7,7 @@ SentencePiece      ▁return  ☃  <0x0A>    ▁ is a space; bytes have tokens o
 import json
 import re
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -29,11 +30,12 @@ def token_table(tokenizer: Any, vocab_size: int) -> TokenTable:
     base = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
     pieces = {token: piece for piece, token in base.items() if token < vocab_size and token not in added}
     encoder, special = _lossless(described), named.keys() - plain.keys()
+    lead = takewhile(special.__contains__, tokenizer.backend_tokenizer.encode("a").ids)
     return TokenTable(
         _bytes_of(pieces, described) | plain,
         named,
         lambda text: encoder.encode(text, add_special_tokens=False).ids,
-        _lead(tokenizer, special),
+        tuple(lead),
         {role: token for role in ROLES if (token := getattr(tokenizer, f"{role}_token_id")) in special},
     )
 
@@ -98,9 +100,3 @@ def _lossless(described: Mapping[str, Any]) -> Tokenizer:
     encoder = Tokenizer.from_str(json.dumps(plain))
     encoder.encode_special_tokens = True
     return encoder
-
-
-def _lead(tokenizer: Any, special: Any) -> tuple[int, ...]:
-    tokens = tokenizer.backend_tokenizer.encode("a").ids
-    count = next((place for place, token in enumerate(tokens) if token not in special), len(tokens))
-    return tuple(tokens[:count])

@@ -95,7 +95,8 @@ class Ranks:
             yield
             self._forwards += 1
             if self._forwards > 1:
-                self._wait_for_readers()
+                for link in self._links:  # they have read the batch before, whose memory is written to next
+                    from_rank.decode(link.receive(TAKING))
         except BaseException as error:
             self._note(error)
             if isinstance(error, OSError | RuntimeError):
@@ -109,11 +110,6 @@ class Ranks:
         for place, tensor in zip(self._memories[which].arrays(shapes), tensors, strict=True):
             place[...] = tensor.numpy()
         return encode(ForwardRows(which, shapes, batch.num_kept, batch.metadata.longest))
-
-    def _wait_for_readers(self) -> None:
-        """Of the batch before this one, whose memory is the next to be written to."""
-        for link in self._links:
-            from_rank.decode(link.receive(TAKING))
 
     def refuse_lost(self) -> None:
         if self._lost is not None:
