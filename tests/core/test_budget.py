@@ -150,6 +150,10 @@ def test_what_a_long_context_costs_is_no_cost_of_rows() -> None:
         budget.limits(load, 0.01 * turn)
         budget.observe(_step(Forest.of([Guesses()])), [], 1e-3 + 1e-7 * load.context)
     assert costs.over(rows) == pytest.approx(before)
+    for _ in range(500):  # as where sequences share a prefix that is counted for each
+        budget.limits(replace(load, context=10**8), 0.0)
+        budget.observe(_step(Forest.of([Guesses()])), [], 2e-3)
+    assert 1e-3 < costs.at(1) + costs.context.seconds(10**8, 0) < 4e-3
 
 
 def speed(budget: Budget, device: Device, sequences: int, steps: int = sized(600, 900)) -> float:

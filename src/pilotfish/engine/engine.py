@@ -57,6 +57,7 @@ from pilotfish.model.loading.loader import LoadedModel
 from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.model.loading.shards import Shard
 from pilotfish.model.pacer import Pacer
+from pilotfish.model.sampling import PERTURBED
 from pilotfish.openmp import warn_of_spinning
 from pilotfish.wire.serving import Delta, EngineRequest, PartialOutput
 from pilotfish.workers.ahead import AheadWorker
@@ -138,6 +139,8 @@ class Engine:
         drafters = Drafters(config, self.executor, self.tokenizer, self.grammars, self.remote, head, draft_pacer)
         self.drafters = drafters
         self.drafter = drafter or self.drafters.make(() if config.mode == "off" else config.drafters)
+        if not config.eager:  # a draft that fell back took the kernels from draws after a forward
+            self.exact &= self.model.device.type in ("cpu", *PERTURBED)
         pool = SlotPool(self.memory.slots, common_window(self.model.config))
         budget = make_budget(config, self.executor, self.drafter)
         tiers = self.tiers = make_tiers(config, self.executor)

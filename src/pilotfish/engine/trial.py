@@ -23,6 +23,8 @@ from pilotfish.model.sampling import PERTURBED
 from pilotfish.progress import PhaseProgress
 
 logger = logging.getLogger(__name__)
+
+FELL_BACK = "--eager is used for"  # in the warning
 Made = TypeVar("Made", bound=Executor)
 
 PARAMS = SamplingParams(top_k=8, top_p=0.9, min_p=0.1, presence_penalty=1, logit_bias={1: 1}, allowed_token_ids=(1,))
@@ -41,7 +43,9 @@ def on_kernels(
     except failures as error:
         if config.tensor_parallel > 1 or isinstance(error, torch.OutOfMemoryError):
             raise  # the other ranks have their kernels; and the reference needs as much memory
-        logger.warning("a kernel does not run on this device: --eager is used for %s: %s", what, one_line(error))
+        logger.warning(f"a kernel does not run on this device: {FELL_BACK} %s: %s", what, one_line(error))
+    if torch.cuda.is_available():
+        torch.cuda.set_stream(torch.cuda.default_stream(device))  # a recording that fails leaves its own
     gc.collect()  # an executor holds itself, by its forward
     torch.cuda.empty_cache()
     PERTURBED.pop(device.type, None)  # what is drawn after a forward is drawn without kernels too

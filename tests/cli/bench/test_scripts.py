@@ -5,6 +5,7 @@ import os
 import runpy
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from pilotfish.cli.bench.options import BENCHES
 from pilotfish.cli.bench.plain_decode import PlainDecode
 from pilotfish.cli.bench.protocol import ASKED, LEVELS, Costs, DraftExchange, costs_of, run_protocol
 from pilotfish.cli.bench.report import MEBIBYTE, ProgressBar
+from pilotfish.engine.trial import FELL_BACK
 from pilotfish.errors import InputError
 
 FOLDER = Path(__file__).parents[3] / "benchmarks"
@@ -96,9 +98,13 @@ def test_it_says_what_shows_no_equality(
     counts = dict.fromkeys(("compared", "differing", "from_host", "handed_over", "seconds"), 3)
     report = {**counts, "outcomes": [{"drafter": "lm 4", **outcome}], "differences": difference}
     (tmp_path / "report").write_text(json.dumps(report))
-    for code, expected in ((0, ""), (1, problem)):
+    fell_back = f"{FELL_BACK} the draft: a fault"
+    for code, said, expected in ((0, "", ""), (1, "", problem), (0, fell_back, fell_back)):
+        (tmp_path / "error").write_text(said)
         process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
-        assert gpu._compared("", tmp_path, process) == {"way": "bfloat16", **counts, "problem": expected}
+        found = gpu._compared("", tmp_path, process, time.monotonic() + 60)
+        assert found == {"way": "bfloat16", **counts, "problem": found["problem"]}
+        assert found["problem"].split(", ")[0] == expected
 
 
 def test_what_is_compiled_decodes() -> None:

@@ -6,7 +6,9 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from functools import partial
 from itertools import pairwise
@@ -33,6 +35,7 @@ from pilotfish.core.scheduling.request import Request
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.trees.tree import Guesses
 from pilotfish.engine.pairs import resolve_pair
+from pilotfish.engine.trial import FELL_BACK
 from pilotfish.errors import InputError
 from pilotfish.model.attention import AttentionMetadata, Scoring
 from pilotfish.model.batch import Batch
@@ -315,30 +318,32 @@ def parity(ways: Sequence[str], prompts: Path, device: str) -> list[Row]:
     """A process for each way. `problem`: what it ended with, unless all outputs are equal and show something."""
     common = ["--pair", "pycode", "--dtype", "bfloat16", "--device", device, "--threads", "4"]
     common += ["--prompts", str(prompts), "--max-tokens", str(PARITY_TOKENS), "--concurrency", str(TOGETHER)]
-    with TemporaryDirectory() as name:
+    with TemporaryDirectory() as name, ExitStack() as stack:
         folders, begun = [Path(name, str(place)) for place in range(len(ways))], list[subprocess.Popen[bytes]]()
         for way, folder in zip(ways, folders, strict=True):
             folder.mkdir()
             command = [sys.executable, "-m", "pilotfish", "bench", "parity", *common, *way.split()]
-            with (folder / "error").open("w") as error:
-                report = ["--out", str(folder / "report")]
-                begun.append(subprocess.Popen([*command, *report], stdout=subprocess.DEVNULL, stderr=error))
-        return [_compared(*each) for each in zip(ways, folders, begun, strict=True)]
+            error, report = stack.enter_context((folder / "error").open("w")), ["--out", str(folder / "report")]
+            begun.append(subprocess.Popen([*command, *report], stdout=subprocess.DEVNULL, stderr=error))
+            stack.callback(begun[-1].kill)
+        until = time.monotonic() + PARITY_SECONDS
+        return [_compared(*each, until) for each in zip(ways, folders, begun, strict=True)]
 
 
-def _compared(way: str, folder: Path, process: subprocess.Popen[bytes]) -> Row:
+def _compared(way: str, folder: Path, process: subprocess.Popen[bytes], until: float) -> Row:
+    row: Row = {"way": way or "bfloat16"}
     try:
-        failed = process.wait(PARITY_SECONDS)
+        failed = process.wait(max(until - time.monotonic(), 0.1))
         report = json.loads((folder / "report").read_text())
-    except (subprocess.TimeoutExpired, OSError) as failure:
-        process.kill()
+    except (subprocess.TimeoutExpired, OSError, ValueError) as failure:
         said = (folder / "error").read_text().strip().rpartition("\n")[2]
-        return {"way": way or "bfloat16", "problem": said or type(failure).__name__}
-    counts = {name: report[name] for name in ("compared", "differing", "from_host", "handed_over", "seconds")}
+        return {**row, "problem": said or type(failure).__name__}
+    row |= {name: report[name] for name in ("compared", "differing", "from_host", "handed_over", "seconds")}
     unshown = [f"{one['drafter']} shows nothing" for one in report["outcomes"] if one["vacuous"]]
     differ = [f"{one['drafter']} differs at {one['index']}" for one in report["differences"]]
-    problem = ", ".join([*differ[:3], *unshown[:3]]) or "no KV came from elsewhere"
-    return {"way": way or "bfloat16", **counts, "problem": problem if failed else ""}
+    eager = [line for line in (folder / "error").read_text().splitlines() if FELL_BACK in line]
+    problems = [*eager[:1], *differ[:3], *unshown[:3]]
+    return {**row, "problem": ", ".join(problems or ["no KV came from elsewhere"]) if failed or eager else ""}
 
 
 # -- Llamas of known shapes with random weights, whose forwards cost what trained ones do; the rows of a step

@@ -208,7 +208,7 @@ class AdaptiveBudget:
         if all(chunk.count == 1 for chunk in step.chunks):  # prompts cost otherwise: few of their rows give logits
             load = self._load
             further = (step.num_rows - load.rows) / max(load.sequences, 1)
-            self._costs.observe(step.num_rows, seconds - float(self._costs.context.seconds(load.context, further)))
+            self._costs.observe(step.num_rows, seconds, float(self._costs.context.seconds(load.context, further)))
             if self._probing and self._price:
                 tokens = sum(len(commit.tokens) for commit in commits)
                 self._probes.lose(self._draft_seconds + seconds - tokens / self._price)

@@ -60,13 +60,16 @@ class StepCosts:
         slope = (self._seconds[-1] - self._seconds[0]) / max(self._rows[-1] - self._rows[0], 1)
         return np.asarray(inside + np.maximum(places - self._rows[-1], 0.0) * slope)
 
-    def observe(self, rows: int, seconds: float) -> None:
+    def observe(self, rows: int, seconds: float, of_context: float = 0.0) -> None:
+        """`of_context`: what `context` expects of the seconds. It may be wrong, as where sequences share a prefix."""
         if self._padded(rows) > self.FAR * self._rows[-1]:
             self._rows.append(self._padded(rows))
-            self._seconds = np.append(self._seconds, max(seconds, self._seconds[-1]))
+            self._seconds = np.append(self._seconds, max(seconds - of_context, self._seconds[-1]))
             self._counts = np.append(self._counts, 1.0)
-        ratio = min(max(seconds / self.at(rows), 1 / self.OUTLIER), self.OUTLIER)
-        self._seconds *= ratio ** (self.RATE * self.COMMON)
+        ratio = min(max(seconds / (self.at(rows) + of_context), 1 / self.OUTLIER), self.OUTLIER)
+        common = ratio ** (self.RATE * self.COMMON)
+        self._seconds *= common
+        self.context = ContextCosts(common * self.context.first, common * self.context.further)
         for knot, weight in self._neighbours(self._padded(rows)):
             self._counts[knot] += weight
             seen = self._seconds[knot] * ratio ** (weight * (1 - self.COMMON) * max(self.RATE, 1 / self._counts[knot]))

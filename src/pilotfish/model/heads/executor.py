@@ -82,12 +82,14 @@ class HeadExecutor(ABC):
         self._plane, self.feature_width = plane, 1
 
     def told(self, features: Tensor) -> Tensor:
-        """Features of rows [rows, feature_width] on the device, [rows, width]. NaN stays only where they are values."""
+        """Features of rows [rows, feature_width] on the device, [rows, width]. Of the plane's rows those that are not
+        finite are zeros."""
         features = features.to(self._device)
         if self._plane is None:
             return features
         places = features.nan_to_num(nan=0.0).long()
-        return self._plane.index_select(0, (places[:, 0] - 1).clamp(min=0)).masked_fill(places == 0, 0.0)
+        rows = self._plane.index_select(0, (places[:, 0] - 1).clamp(min=0))
+        return rows.masked_fill((places == 0) | ~rows.isfinite().all(dim=1, keepdim=True), 0.0)
 
     def padded(self, rows: int) -> int:
         return self.buckets.pad_rows(rows)
