@@ -61,7 +61,7 @@ class ForwardRows(Struct, frozen=True, tag="forward"):
 
 
 class Done(Struct, frozen=True, tag="done"):
-    """From a rank."""
+    """From a rank: it has read a batch's arrays."""
 
 
 FromRank: TypeAlias = Loaded | Unusable | Done

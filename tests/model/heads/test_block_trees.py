@@ -119,7 +119,12 @@ def test_features_in_slots_are_finite_or_zeros() -> None:
     executor, plane = executor_of(block_head("dflash")), torch.arange(8.0).view(4, 2)
     plane[2, 1] = torch.inf
     executor.read_from(plane)
-    assert executor.told(torch.tensor([[0.0], [1.0], [3.0], [4.0]])).tolist() == [[0, 0], [0, 1], [0, 0], [6, 7]]
+    assert executor.feature_values(torch.tensor([[0.0], [1.0], [3.0], [4.0]])).tolist() == [
+        [0, 0],
+        [0, 1],
+        [0, 0],
+        [6, 7],
+    ]
 
 
 # -- of heads

@@ -164,7 +164,8 @@ def steps(model: LoadedModel, gb_per_s: float, repeats: int) -> Iterator[Row]:
         run = partial(executor.execute, [step], sampling_of(rows))
         spent = milliseconds(run, repeats)
         forward = 1000 * statistics.median(run().seconds.model for _ in range(repeats))
-        draws, logits = Draws.of(sampling_of(rows), rows, VOCAB), torch.randn(rows, model.config.vocab_size)
+        vocab = model.config.vocab_size
+        draws, logits = Draws.of(sampling_of(rows), rows, vocab), torch.randn(rows, vocab)
         assert draws is not None
         draw = partial(kernels.draw, logits.to(model.device, model.dtype), draws.map(lambda x: x.to(model.device)))
         sampling = microseconds(draw, 1, model.device, repeats) / 1000

@@ -33,8 +33,8 @@ QUERIES = 32
 WARPS, STAGES = 4, 2
 #: Elements of a head that a program joins: of more, registers would not hold `AT_ONCE` splits.
 JOINED_DIMS = 64
-#: Positions of the longest prefix for each row that a program of a split looks at. There are the more splits, and most
-#: rows begin no tile: as programs of their own, each in turn would hold a multiprocessor's memory and do nothing.
+#: A program of a split looks at one row for each so many positions of the longest prefix, at a tile of rows at most.
+#: Most rows begin no tile: with long prefixes, a program for each would mostly hold shared memory and do nothing.
 ROW_POSITIONS = 1024
 
 

@@ -81,7 +81,7 @@ class HeadExecutor(ABC):
             raise ParameterError("kv_slots", len(plane) - 1, allowed)
         self._plane, self.feature_width = plane, 1
 
-    def told(self, features: Tensor) -> Tensor:
+    def feature_values(self, features: Tensor) -> Tensor:
         """Features of rows [rows, feature_width] on the device, [rows, width]. Of the plane's rows those that are not
         finite are zeros."""
         features = features.to(self._device)

@@ -264,7 +264,9 @@ class BlockExecutor(HeadExecutor):
         self._tokens[slots] = np.concatenate([s.tokens for s in rows])
         self._slots.forget(slots.tolist())
         places, into = (torch.from_numpy(x).to(self._device) for x in (positions, slots))
-        self.decoder.add_context(self.told(torch.from_numpy(features)), places, into, int(positions.max()) + 1)
+        self.decoder.add_context(
+            self.feature_values(torch.from_numpy(features)), places, into, int(positions.max()) + 1
+        )
 
     def _compute(self, roots: Sequence[KeptRow]) -> Tensor:
         return cast(Tensor, self.decoder(self._tokens[[row.root for row in roots]], [row.prefix for row in roots]))

@@ -96,7 +96,7 @@ class MedusaExecutor(HeadExecutor):
         features, unknown = filled(rows, self.feature_width)
         above = self._features.get(int(rows.prefix_slots[rows.start - 1])) if rows.start else None
         for offset in rows.kept:
-            told = self.told(torch.from_numpy(features[offset : offset + 1]))[0].to(self._dtype)
+            told = self.feature_values(torch.from_numpy(features[offset : offset + 1]))[0].to(self._dtype)
             self._features.put(slots[offset], above if offset < unknown and above is not None else told)
 
     def _below(self, kept: Sequence[KeptRow]) -> HeadLogits:

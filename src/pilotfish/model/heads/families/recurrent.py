@@ -180,7 +180,9 @@ class RecurrentExecutor(HeadExecutor):
         batch = batch.map(lambda tensor: tensor.to(self._device))
         states = self.states.index_select(0, cast(Tensor, batch.before))
         if batch.features is not None:
-            states = torch.where(batch.features[:, :1].isnan(), states, self.told(batch.features).to(states.dtype))
+            states = torch.where(
+                batch.features[:, :1].isnan(), states, self.feature_values(batch.features).to(states.dtype)
+            )
         step = self.rows(batch, states)
         self.states.index_copy_(0, batch.metadata.row_slots.long(), step.states)
         logits = self.rows.module.lm_head(step.outputs)
