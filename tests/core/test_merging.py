@@ -105,6 +105,7 @@ def test_everyone_is_told() -> None:
         call.expect(REQUESTS),
         call.verified(REQUESTS, trees),
         call.commit(REQUESTS[1], [3, 4]),
+        call.gather(),
         call.flush(),
         call.pause(REQUESTS[0]),
         call.close(REQUESTS[1]),

@@ -30,9 +30,9 @@ from pilotfish.engine.targets.target_process import TargetService
 from pilotfish.errors import EngineError
 from pilotfish.grammar import compile as compiling
 from pilotfish.grammar.state import MaskPlan, MatcherState
-from pilotfish.model.executor import TorchExecutor
 from pilotfish.wire.channel import encode
 from pilotfish.wire.serving import Beat, Delta, EngineRequest, Failure, Revise, Status, StepProgress, ToServer
+from pilotfish.workers.ahead import AheadWorker
 from pilotfish.workers.records import StepRecord
 
 
@@ -241,16 +241,20 @@ def test_leaked_slots_are_told_once_it_is_idle(
     assert_idle(target.engine)
 
 
+@pytest.mark.parametrize("mode", ["off", "sync"])
 def test_a_steps_progress_is_told_while_the_device_computes_the_next(
-    engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
+    engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr(TorchExecutor, "overlaps", True)
-    target, order = Target(engines["off"]), list[str]()
+    engine = engines[mode]
+    parts = (engine.executor, engine.worker.scheduler, engine.drafter, engine.worker.budget)
+    monkeypatch.setattr(engine, "worker", AheadWorker(*parts))
+    target, order = Target(engine), list[str]()
     for owner, name in ((target.engine.executor, "run"), (target.servers, "progress")):
         monkeypatch.setattr(owner, name, partial(noted, order, name, getattr(owner, name)))
-    target.submit(1, [5, 6], params(max_tokens=4))
-    assert len(whole(deltas_of(target.heard_until())).tokens) == 4
-    assert order == ["run", *["run", "progress"] * 3, "progress"]
+    target.submit(1, [5, 6], params(max_tokens=20))
+    assert len(whole(deltas_of(target.heard_until())).tokens) == 20
+    steps = order.count("run")
+    assert steps > 1 and order == ["run", *["run", "progress"] * (steps - 1), "progress"]
     target.close()
     assert_idle(target.engine)
 

@@ -331,15 +331,17 @@ class Engine:
             if not isinstance(error, Exception) or isinstance(error, RankLost):
                 raise
             raise EngineError(f"step failed: {type(error).__name__}: {error}") from error
-        for request in (*self.worker.scheduler.running, *(commit.request for commit in commits)):
+        told = [commit for commit in commits if commit.request.id in self._samples]  # others were aborted since
+        for request in (*self.worker.scheduler.running, *(commit.request for commit in told)):
             self._samples[request.id].scheduled_at(began)
         record = self.worker.last_step
         if self.shadows is not None and record is not None:
             self.shadows.observe(record)
-        return {} if record is None else dict(self._deliver(commit, record.began) for commit in commits)
+        return {} if record is None else dict(self._deliver(commit, record.began) for commit in told)
 
     def _deliver(self, commit: RequestCommit, at: float) -> tuple[Sample, Delta]:
         sample = self._samples[commit.request.id]
+        sample.read(commit.tokens)
         if commit.request.finish_reason is not None:
             self._finish(sample, commit.request.finish_reason)
         return sample, sample.add(commit, at)

@@ -50,14 +50,21 @@ class Sample:
         if self.request.finish_reason is not None:
             found = f"output {output.index} of {len(output.tokens)} tokens"
             raise ParameterError("resumed", found, f"one that has not ended: this ends at token {len(self.token_ids)}")
+        self.read(self.token_ids)
         self.request.num_scored = output.scored
         self.resumed = bool(output.tokens)
         self.stream.take()
         self.stream.take_ends()
 
+    def read(self, tokens: Sequence[int]) -> None:
+        """Into text, where the request did not look for stop strings in it as it got them."""
+        if self.request.stop_detector is None:
+            for token in tokens:
+                self.stream.add(token)
+
     def scheduled_at(self, now: float) -> None:
         if self.queued is None:
-            self.queued = now - self.started
+            self.queued = max(now - self.started, 0.0)  # it may arrive right before the step is planned
 
     def add(self, commit: RequestCommit, at: float) -> Delta:
         tokens = commit.tokens

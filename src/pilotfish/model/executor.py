@@ -40,8 +40,6 @@ class TorchExecutor:
     """A row's logits do not depend on the rows that share its forward (`Buckets`)."""
 
     deepest = ANY_DEPTH
-    #: Runs while a device computes a forward, where that takes none of this thread's time.
-    meanwhile: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(
         self,
@@ -115,8 +113,6 @@ class TorchExecutor:
     def collected(self, launched: "LaunchedForward") -> Outcome:
         with self._settled():
             kernels, (start, end, told_at) = self.model.kernels, launched.moments
-            if self.overlaps:
-                self.meanwhile()
             told, sampling, forwarded = launched.told, launched.sampling, launched.forwarded
             if told is None:
                 told = forwarded.told(sampling, self._drawable)

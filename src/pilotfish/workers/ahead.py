@@ -15,11 +15,16 @@ class LaunchedStep:
 
 
 class AheadWorker(TargetWorker):
-    """Without drafts the next forward is launched before this one's tokens are known, so that a device waits for
-    nothing that happens between two of them:
+    """The device computes the next forward while a step's outcome is told: text, statistics, answers. With drafts it
+    waits for what the next step hangs on: commits, trees, rows.
+
+    device   │ forward 1 │                  │ forward 2              │                  │ forward 3
+    host                  settle 1 · begin 2  conclude 1 · answers 1   settle 2 · begin 3  ...
+
+    Without drafts the next forward is launched before this one's tokens are known, and the device waits for nothing.
 
     device   │ forward 1 │ forward 2           │ forward 3           │ forward 4
-    host      launch 2    commit 1 · launch 3   commit 2 · launch 4   ...
+    host      launch 2    settle 1 · launch 3   settle 2 · launch 4   ...
     """
 
     executor: LaunchingExecutor
@@ -36,7 +41,7 @@ class AheadWorker(TargetWorker):
         launched = self._ahead or self._launched(self.begin())
         self._ahead = None
         if launched is None:
-            return []
+            return self._idle()
         try:
             self._ahead = self._launched(self._following(launched))
             outcome = launched.forward.collect()
@@ -48,12 +53,15 @@ class AheadWorker(TargetWorker):
             raise
         # What was done beside the step before took this one no time.
         moments = {name: max(getattr(launched.begun, name), self._ended) for name in BEGINNING}
-        return self.end(replace(launched.begun, **moments), outcome)
+        settled = self.settle(replace(launched.begun, **moments), outcome)
+        self._ahead = self._ahead or self._launched(self.begin())
+        return self.conclude(settled)
 
     def _following(self, launched: LaunchedStep) -> BegunStep | None:
-        began = self._clock()
         if not launched.forward.leaves_tokens or type(self.drafter.drafter) is not NoDrafter:
             return None
+        self.arrive()
+        began = self._clock()
         step = self.scheduler.follow(launched.begun.step)
         return None if step is None else BegunStep(step, 0, frozenset(), 0, began, began, began, self._clock())
 

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
-import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits, NoDrafter
 from pilotfish.core.sampling.constraint import MaskMaker, constrained, masks_when_asked
@@ -39,6 +37,12 @@ class BegunStep:
     scheduled: float
 
 
+@dataclass(frozen=True)
+class SettledStep:
+    commits: list[RequestCommit]
+    record: Callable[[], StepRecord]
+
+
 class TargetWorker:
     """Runs requests to their end over one executor. All state of requests changes in the scheduler."""
 
@@ -56,6 +60,7 @@ class TargetWorker:
         self.drafter = GuardedDrafter(drafter, executor.vocab_size)
         self.budget = budget
         self.observe: ObserveStep = lambda _: None
+        self.arrive: Callable[[], None] = lambda: None  # adds and aborts requests, right before a step is planned
         self.last_step: StepRecord | None = None  # None: there was nothing to run
         self._speculates = True  # by the last step that sampled
         self._masks = masks
@@ -66,7 +71,12 @@ class TargetWorker:
         """One forward over every running request; its commits. No step while all wait for KV from elsewhere. If a
         forward or commit fails, its requests end, all they held is freed, and it raises."""
         begun = self.begin()
-        return [] if begun is None else self.end(begun, self.execute(begun.step))
+        return self._idle() if begun is None else self.end(begun, self.execute(begun.step))
+
+    def _idle(self) -> list[RequestCommit]:
+        self.scheduler.wait()
+        self.last_step = None
+        return []
 
     @property
     def busy(self) -> bool:
@@ -77,11 +87,10 @@ class TargetWorker:
         self.scheduler.check()
 
     def begin(self) -> BegunStep | None:
+        self.arrive()
         began = self._clock()
         chunks = self._plan()
         if not chunks:
-            self.scheduler.wait()
-            self.last_step = None
             return None
         rows = sum(chunk.count for chunk in chunks)
         sampling = [chunk.request for chunk in chunks if chunk.complete]
@@ -98,30 +107,40 @@ class TargetWorker:
         return BegunStep(step, len(offered), late, sharing, began, planned, drafted, self._clock())
 
     def end(self, begun: BegunStep, outcome: Outcome) -> list[RequestCommit]:
+        return self.conclude(self.settle(begun, outcome))
+
+    def settle(self, begun: BegunStep, outcome: Outcome) -> SettledStep:
+        """All that the next step hangs on."""
         step, verified = begun.step, self._clock()
         computed = sum(chunk.count - 1 for chunk in step.chunks if chunk.count)
         self.scheduler.loads.computed(computed, verified - begun.scheduled)
         commits = self._commit(begun, outcome)
         self.drafter.verified(step.requests, step.forest)
         hits = sum([self._tell_drafter(commit) for commit in commits])
-        self.drafter.flush()
+        self.drafter.gather()
         before, self._ended = self._ended, self._clock()
         begun_at = begun.began, begun.planned, begun.drafted, begun.scheduled
         computed_at = max(verified - outcome.seconds.sample, begun.scheduled)
         prepared_at = max(computed_at - outcome.seconds.model, begun.scheduled)
         moments = (*begun_at, prepared_at, computed_at, verified, self._ended)
-        self.last_step = StepRecord(before, *moments, **_counts(step, commits), offered=begun.offered, hits=hits)
-        self.observe(self.last_step)
         self.budget.observe(step, commits, self._ended - begun.began - (begun.drafted - begun.planned))
-        return commits
+        return SettledStep(
+            commits,
+            lambda: StepRecord(before, *moments, **_counts(step, commits), offered=begun.offered, hits=hits),
+        )
+
+    def conclude(self, settled: SettledStep) -> list[RequestCommit]:
+        self.drafter.flush()
+        self.last_step = settled.record()
+        self.observe(self.last_step)
+        return settled.commits
 
     def _plan(self) -> list[Chunk]:
         plan = self.scheduler.plan()
         for request in plan.preempted:
             self.drafter.pause(request)
         if self._speculates and plan.admitted:
-            sampling = {chunk.request for chunk in plan.chunks if chunk.complete}
-            self.drafter.expect([request for request in plan.admitted if request not in sampling])
+            self.drafter.expect(plan.admitted)
         return plan.chunks
 
     def _limits(self, load: StepLoad, now: float) -> DraftLimits:
@@ -230,6 +249,9 @@ class GuardedDrafter:
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         return bool(self._try(lambda: self.drafter.commit(request, tokens), False))
 
+    def gather(self) -> None:
+        self._try(lambda: self.drafter.gather(), None)
+
     def flush(self) -> None:
         self._try(lambda: self.drafter.flush(), None)
 
@@ -245,11 +267,7 @@ class GuardedDrafter:
         if len(trees) != len(requests):
             self._drop(f"{len(trees)} trees for {len(requests)} requests")
             trees = [Guesses() for _ in requests]
-        forest = Forest.of(trees)
-        broken = set(forest.owners[~_lawful(forest, self._vocab_size)].tolist()) if len(forest) else ()
-        if not broken and all(request.grammar is None for request in requests):
-            return forest
-        lawful = [Guesses() if index in broken else tree for index, tree in enumerate(trees)]
+        lawful = [tree if _is_lawful(tree, self._vocab_size) else Guesses() for tree in trees]
         pairs = zip(lawful, requests, strict=True)
         return Forest.of([t if r.grammar is None else constrained(t, r.grammar, limits.nodes) for t, r in pairs])
 
@@ -265,18 +283,14 @@ class GuardedDrafter:
         self.drafter = NoDrafter()
 
 
-def _lawful(forest: Forest, vocab_size: int) -> NDArray[np.bool_]:
+def _is_lawful(tree: Guesses, vocab_size: int) -> bool:
     """Nodes after their parents, one deeper and no likelier, with a token of the vocabulary; no NaN scores."""
-    nodes, places = forest.nodes, np.arange(len(forest))
-    below_root = nodes.parents == ROOT
-    parents = np.where((nodes.parents >= forest.starts[forest.owners]) & (nodes.parents < places), nodes.parents, 0)
-    depths = np.where(below_root, 1, nodes.depths[parents] + 1)
-    scores = np.where(below_root, 0.0, nodes.scores[parents])
-    known = (nodes.tokens >= 0) & (nodes.tokens < vocab_size)
-    lawful: NDArray[np.bool_] = (
-        known & (below_root | (parents == nodes.parents)) & (nodes.depths == depths) & (nodes.scores <= scores)
+    depths, scores = (*tree.depths, 0), (*tree.scores, 0.0)  # the root is the last one, -1
+    nodes = zip(tree.parents, tree.tokens, tree.depths, tree.scores, strict=True)
+    return all(
+        ROOT <= parent < node and 0 <= token < vocab_size and depth == depths[parent] + 1 and score <= scores[parent]
+        for node, (parent, token, depth, score) in enumerate(nodes)
     )
-    return lawful
 
 
 class AskedLogprobs(Struct, frozen=True):

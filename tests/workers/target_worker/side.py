@@ -63,7 +63,9 @@ class Side:
         return self.pools[pool].drops.occurred
 
     def propose(self, *requests: Request) -> list[TokenTree]:
-        return [tree.tree() for tree in self.drafter.propose(requests, LIMITS)]
+        trees = self.drafter.propose(requests, LIMITS)
+        self.drafter.flush()
+        return [tree.tree() for tree in trees]
 
     def opened(self, request: Request, peer: Peer = b"0") -> Open:
         """What the pool is told of a request when its tree is asked for."""
@@ -74,6 +76,10 @@ class Side:
     def commit(self, request: Request, *tokens: int) -> None:
         request.extend(tokens)
         self.drafter.commit(request, tokens)
+        self.flush()
+
+    def flush(self) -> None:
+        self.drafter.gather()
         self.drafter.flush()
 
 

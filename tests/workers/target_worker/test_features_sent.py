@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from side import LIMITS, Side, load, make_request
+from side import Side, load, make_request
 
 from pilotfish.core.cache.slots import GONE, Slots
 from pilotfish.core.drafting.messages import FEATURES, Commit, FeatureOffer, FeatureRows, Hello, Open, Skip
@@ -43,7 +43,7 @@ class FeatureSide(Side):
     def begin(self, request: Request, computed: int = 0) -> Open:
         request.slots[:] = 1000 * request.id + np.arange(len(request.slots))
         request.num_computed = computed
-        self.drafter.propose([request], LIMITS)
+        self.propose(request)
         (opened,) = self.said(Open)
         return opened
 
@@ -53,7 +53,7 @@ class FeatureSide(Side):
             request.extend([7])
             request.num_computed = len(request.tokens) - 1
             self.drafter.commit(request, [7])
-        self.drafter.flush()
+        self.flush()
 
     def frames(self, peer: bytes = b"0") -> list[FeatureRows]:
         return self.said(FeatureRows, peer)
@@ -119,7 +119,7 @@ def test_a_prompt_comes_in_pieces_after_the_commits_of_others(side: FeatureSide)
     most = SESSION_BYTES // ROW
     assert [positions(frame) for frame in side.frames()] == [list(range(5)), list(range(most))]
     sent = most
-    while (frames := (side.drafter.flush(), side.frames())[1]) != []:
+    while (frames := (side.flush(), side.frames())[1]) != []:
         (piece,) = map(positions, frames)
         assert piece[0] == sent and len(piece) <= most
         sent = piece[-1] + 1
@@ -129,7 +129,7 @@ def test_a_prompt_comes_in_pieces_after_the_commits_of_others(side: FeatureSide)
 def test_all_prompts_together_send_so_much_a_step(side: FeatureSide) -> None:
     for number in (1, 2, 3, 4):
         side.begin(make_request(number, prompt=900), computed=899)
-    side.drafter.flush()
+    side.flush()
     frames = side.frames()
     assert sum(len(frame.rows) for frame in frames) == STEP_BYTES
     assert [frame.session for frame in frames] == [1, 2]  # older ones first
@@ -142,19 +142,19 @@ def test_a_slow_line_gets_no_more_of_prompts_than_fits_into_its_window(
     side.begin(make_request(1, prompt=900), computed=899)
     side.begin(short := make_request(2, prompt=3))
     for _ in range(3):
-        side.drafter.flush()
+        side.flush()
     assert [frame.number for frame in side.frames()] == [1, 2]
     side.step(short)
     (frame,) = side.frames()  # commits' features wait for nobody, and nobody waits for them
     assert (frame.number, frame.session) == (3, 2) and side.pools[0].features.under_way == 2 * SESSION_BYTES
     side.hear(replace(WANTS, own_features=2))
     for _ in range(3):
-        side.drafter.flush()
+        side.flush()
     assert [frame.number for frame in side.frames()] == [4, 5]
     for passed, sent in ((LOST_AFTER - 0.1, False), (0.2, True)):  # what is never answered counts no longer
         side.now += passed
         side.hear(WANTS)
-        side.drafter.flush()
+        side.flush()
         assert bool(side.frames()) == sent
 
 
@@ -163,7 +163,7 @@ def test_what_the_draft_has_is_skipped(side: FeatureSide) -> None:
     side.hear(Skip(opened.session, opened.generation, 240))
     side.hear(Skip(opened.session, opened.generation, 100))  # late: it changes nothing
     side.hear(Skip(opened.session, opened.generation + 1, 250))
-    side.drafter.flush()
+    side.flush()
     assert [positions(frame) for frame in side.frames()] == [list(range(240, 250))]
     assert side.drops() == {"stale_frames": 1}
 
@@ -172,7 +172,7 @@ def test_slots_that_were_given_back_have_none(side: FeatureSide) -> None:
     side.begin(request := make_request(1, prompt=40), computed=30)
     request.slots[:10] = GONE
     request.num_gone = 10
-    side.drafter.flush()
+    side.flush()
     assert [positions(frame) for frame in side.frames()] == [list(range(10, 30))]
 
 

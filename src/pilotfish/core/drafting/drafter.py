@@ -27,7 +27,7 @@ class Drafter:
         raise NotImplementedError
 
     def expect(self, requests: Sequence[Request]) -> None:
-        """These were admitted, and will be proposed for once their KV is there."""
+        """These were admitted, and will be proposed for once their KV is there, perhaps at once."""
 
     def verified(self, requests: Sequence[Request], trees: Forest) -> None:
         """A step has verified these trees, one of each request; its commits come next."""
@@ -36,8 +36,11 @@ class Drafter:
         """Re-root after `tokens`; whether all were in a tree that lives on, False if it guesses only when asked."""
         return False
 
+    def gather(self) -> None:
+        """All commits of a step were told. Read now what the target's device has for them: soon it is busy."""
+
     def flush(self) -> None:
-        """All commits of a step were told."""
+        """Send what was told: nobody waits."""
 
     def pause(self, request: Request) -> None:
         """It lost its KV, and may be proposed for later: free costly state."""
@@ -85,6 +88,10 @@ class CombinedDrafter(Drafter):
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         hits = [drafter.commit(request, tokens) for drafter in self.drafters]  # each must hear of it
         return any(hits)
+
+    def gather(self) -> None:
+        for drafter in self.drafters:
+            drafter.gather()
 
     def flush(self) -> None:
         for drafter in self.drafters:

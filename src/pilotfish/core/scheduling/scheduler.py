@@ -324,7 +324,8 @@ class Scheduler:
             return
         rejected = np.ones(len(step.forest), np.bool_)
         for chunk, verdict in zip(step.chunks, verdicts, strict=True):
-            if path := verdict.path[: max(len(verdict.tokens) - 1, 0)]:  # the last token's KV is not kept
+            path = verdict.path[: max(len(verdict.tokens) - 1, 0)]  # the last token's KV is not kept
+            if path and chunk.request.finish_reason is None:
                 chunk.request.add_slots(step.node_slots[path])
                 rejected[path] = False
         self.pool.release(step.node_slots[rejected])
@@ -353,7 +354,7 @@ class Scheduler:
         """EngineError unless every slot is free, or in the cache, or counts its owners: running requests, and a step
         that was `launched`."""
         held = [slot for r in self.running for slot in r.held.tolist()]
-        held += [] if launched is None else np.concatenate(launched.slots).tolist()
+        held += [] if launched is None else np.concatenate((*launched.slots, launched.node_slots)).tolist()
         loading = [slot for r in self.running if r.load is not None for slot in r.load.slots.tolist()]
         self.pool.check([*held, *loading], self.cache.slots)
         self.cache.check()

@@ -19,12 +19,12 @@ import numpy as np
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import model_name
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits
-from pilotfish.core.drafting.messages import PROTOCOL_VERSION, TARGET_CAPABILITIES, FeatureOffer, FeatureRows, Hello
+from pilotfish.core.drafting.messages import PROTOCOL_VERSION, TARGET_CAPABILITIES, FeatureOffer, Hello
 from pilotfish.core.drafting.pools import DraftPool
 from pilotfish.core.drafting.target_machine import RemoteOptions, TargetMachine
 from pilotfish.core.drafting.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.core.features.feature_rows import coded, feature_type
-from pilotfish.core.features.feature_sending import FeaturePiece, frames_of, row_bytes
+from pilotfish.core.features.feature_sending import frames_of, row_bytes
 from pilotfish.core.features.features import FeatureSource
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.scheduling.request import Request
@@ -116,8 +116,8 @@ class RemoteDrafter(PoolUser[DraftPool], Drafter):
     # -- the step loop: the Drafter protocol
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
-        with self._turn() as now:
-            return self.machine.propose(requests, limits.nodes, now)
+        with self._lock:
+            return self.machine.propose(requests, limits.nodes, self._clock())
 
     def expect(self, requests: Sequence[Request]) -> None:
         with self._turn() as now:
@@ -132,22 +132,23 @@ class RemoteDrafter(PoolUser[DraftPool], Drafter):
         with self._lock:
             return self.machine.commit(request, tokens, self._clock())
 
-    def flush(self) -> None:
-        """Posts messages and the features that are due, which are read without the lock."""
-        pieces, frames = self._features()
-        with self._turn() as now:
-            self.machine.send_features(pieces, frames, now)
-
-    def _features(self) -> tuple[Sequence[FeaturePiece], Sequence[FeatureRows]]:
+    def gather(self) -> None:
+        """Features that are due, read without the lock."""
         if self._source is None or self._offer is None:
-            return (), ()
+            return
         kind = feature_type(self._offer.dtype)
         with self._lock:
             pieces = self.machine.due_features(row_bytes(self._offer.width, kind), self._clock())
-        if not pieces:
-            return (), ()
-        found = self._source.features(np.concatenate([piece.slots for piece in pieces]))
-        return pieces, frames_of(pieces, coded(found, kind), kind)
+        if pieces:
+            found = self._source.features(np.concatenate([piece.slots for piece in pieces]))
+            frames = frames_of(pieces, coded(found, kind), kind)
+            with self._lock:
+                self.machine.send_features(pieces, frames, self._clock())
+
+    def flush(self) -> None:
+        """Posts messages."""
+        with self._turn():
+            pass
 
     def pause(self, request: Request) -> None:
         with self._turn():

@@ -3,7 +3,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import partial
 
 import msgspec
 from llguidance import LLMatcher
@@ -86,18 +85,15 @@ class TargetService:
         self._began: float | None = None  # start of the present step; None between steps
         self._stepped: float | None = None  # end of the last step, if no wait followed it
         self._held = HeldFollowers(engine.worker.scheduler.cache, servers, self._clock)
-        self._untold: list[Callable[[], None]] = []  # of the last step
         servers.step_seconds = self.step_seconds
-        engine.executor.meanwhile = self._tell
+        engine.worker.arrive = self._take_all
 
     def run(self) -> None:
         self._tell_status(True)
         while not self._stopping:
             self._engine.refuse_lost_rank()
-            for asked in self._servers.take(0.0 if self._engine.busy else self._told + STATUS - self._clock()):
-                self._tell()
-                self._take(asked)
-            self._take_compiled()
+            if not self._engine.busy:
+                self._take_all(self._told + STATUS - self._clock())
             stepped = self._engine.busy
             if stepped:
                 self._began = self._clock()
@@ -106,14 +102,10 @@ class TargetService:
             else:
                 self._stepped = None
             idle = stepped and not self._engine.busy
-            drafts = self._engine.config.mode == "sync"  # before the device computes the next step
-            if idle or drafts or not self._engine.executor.overlaps:
-                self._tell()
             self._tell_status(idle)
             self._held.tell(idle)
             if idle and self._clock() - self._checked >= CHECK:
                 self._check_slots()
-        self._tell()
         self._servers.leave()
         self._check_slots()
 
@@ -143,6 +135,11 @@ class TargetService:
             logger.error("KV slots leak: %s", error)
 
     # -- what comes in
+
+    def _take_all(self, wait: float = 0.0) -> None:
+        for asked in self._servers.take(wait):
+            self._take(asked)
+        self._take_compiled()
 
     def _take(self, asked: FromServer) -> None:
         message = asked.message
@@ -225,7 +222,6 @@ class TargetService:
             return
         self._failures = 0
         if (record := self._engine.worker.last_step) is None:
-            self._tell()
             return
         self._tell_progress(step_report(record, self._stepped, arrivals_at(self._engine)), deltas)
         self._stepped = record.ended
@@ -236,13 +232,8 @@ class TargetService:
         for sample, delta in deltas.items():
             if delta.finish is None or delta.finish.reason is not FinishReason.ERROR:
                 told[sample.owner.server].append(self._with_pool(sample, delta))
-        self._untold = [partial(self._servers.progress, server, report, added) for server, added in told.items()]
-
-    def _tell(self) -> None:
-        """What the last step gave: while the device computes the next one, where there is one."""
-        untold, self._untold = self._untold, []
-        for tell in untold:
-            tell()
+        for server, added in told.items():
+            self._servers.progress(server, report, added)
 
     def _with_pool(self, sample: Sample, delta: Delta) -> Delta:
         if delta.queued is None or self._engine.remote is None:
@@ -260,14 +251,12 @@ class TargetService:
                 del self._samples[key]
 
     def _fail(self, key: RequestKey, error: InputError | EngineError) -> None:
-        self._tell()
         self._abort(key)
         reason, refused = str(error)[:LONGEST_TEXT], isinstance(error, InputError)
         self._servers.fail(key.server, [key.id], reason, refused, getattr(error, "field", None))
 
     def _break(self, error: EngineError) -> None:
         """Requests with an output that ended in the step end as a whole."""
-        self._tell()
         logger.error("%s", error, exc_info=True)
         broken = [key for key, samples in self._samples.items() if any(s.finish_reason == "abort" for s in samples)]
         for key in broken:
