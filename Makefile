@@ -26,8 +26,8 @@ soak: $(READY)
 	failed=; $(BIN)/pytest -n 2 tests/soak/test_whole_files.py || failed=1; \
 	$(BIN)/pytest tests/soak --ignore tests/soak/test_whole_files.py && test -z "$$failed"
 
-# On a machine with a CUDA GPU: tests, then figures and equal outputs. PYTHON: of an environment with a CUDA build of
-# PyTorch and what `.[dev]` names.
+# On a machine with a CUDA GPU: tests, then figures and equal outputs; with PROMPTS, too, a target of 8 B parameters off,
+# in sync and in async. PYTHON: of an environment with a CUDA build of PyTorch and what `.[dev]` names.
 PYTHON := python3
 REPORT := runs/gpu.json
 TRITON_TESTS = $(filter-out %_compiled.py,$(wildcard tests/model/test_triton_*.py))
@@ -35,7 +35,10 @@ gpu: export PYTHONPATH := src
 gpu:
 	mkdir -p $(dir $(REPORT))
 	failed=; $(PYTHON) -m pytest -n 4 -W default --durations 10 tests/gpu $(TRITON_TESTS) || failed=1; \
-	$(PYTHON) -m pilotfish bench gpu --prompts $(or $(PROMPTS),tests/gpu/prompts.jsonl) --out $(REPORT) && test -z "$$failed"
+	$(PYTHON) -m pilotfish bench gpu --prompts $(or $(PROMPTS),tests/gpu/prompts.jsonl) --out $(REPORT) || failed=1; \
+	test -z "$(PROMPTS)" || $(PYTHON) -m pilotfish bench run --device cuda --draft-device cpu --pair pycode@8000m --prompts $(PROMPTS) \
+		--limit 8 --concurrency 1,8,32 --repeats 1 --max-tokens 64 --out $(REPORT:.json=-served.json) || failed=1; \
+	test -z "$$failed"
 
 check: $(READY)
 	$(BIN)/ruff check .

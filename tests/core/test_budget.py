@@ -13,7 +13,7 @@ from sizes import paired, sized
 
 from pilotfish.core.drafting.drafter import DraftLimits
 from pilotfish.core.sampling.sampling_params import SamplingParams
-from pilotfish.core.scheduling.budget import AdaptiveBudget, Budget, Effort, FixedBudget, StepLoad
+from pilotfish.core.scheduling.budget import AdaptiveBudget, Budget, Effort, FixedBudget, StepLoad, StepTime
 from pilotfish.core.scheduling.calibration import ContextCosts, StepCosts
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.scheduling.step import Chunk, RequestCommit, Step
@@ -65,7 +65,8 @@ class Device:
         numbers = {node: number for number, node in enumerate(nodes_of)}
         commits = [self._commit(chunk.request, tree, numbers) for tree, chunk in enumerate(step.chunks)]
         seconds = self.forward(step.num_rows)
-        budget.observe(step, commits, seconds * float(self.rng.uniform(0.95, 1.05)))
+        rest = seconds * float(self.rng.uniform(0.95, 1.05))
+        budget.observe(step, commits, StepTime(load, limits, draft_seconds, rest))
         self.now += draft_seconds + seconds
         self.tokens += (tokens := sum(len(commit.tokens) for commit in commits))
         self.unread = tokens if levels else min(self.unread + tokens, 200 * sequences)
@@ -141,18 +142,21 @@ def _step(forest: Forest) -> Step:
     return Step(CHUNKS[:count], *whole, forest, np.zeros(len(forest), np.int32))
 
 
+STEP = _step(Forest.of([Guesses()]))
+
+
 def test_what_a_long_context_costs_is_no_cost_of_rows() -> None:
     costs = StepCosts({1: 1e-3, 64: 2e-3}, context=ContextCosts(first=1e-7))
     budget, rows = AdaptiveBudget(NODES, LEVELS, costs, 1e-4), np.arange(1, 65)
     before = costs.over(rows)
     for turn in range(60):
         load = StepLoad(1, 1, ROOM, context=100_000 * (turn % 2))
-        budget.limits(load, 0.01 * turn)
-        budget.observe(_step(Forest.of([Guesses()])), [], 1e-3 + 1e-7 * load.context)
+        limits = budget.limits(load, 0.01 * turn)
+        budget.observe(STEP, [], StepTime(load, limits, 0.0, 1e-3 + 1e-7 * load.context))
     assert costs.over(rows) == pytest.approx(before)
     for _ in range(500):  # as where sequences share a prefix that is counted for each
-        budget.limits(replace(load, context=10**8), 0.0)
-        budget.observe(_step(Forest.of([Guesses()])), [], 2e-3)
+        load = replace(load, context=10**8)
+        budget.observe(STEP, [], StepTime(load, budget.limits(load, 0.0), 0.0, 2e-3))
     assert 1e-3 < costs.at(1) + costs.context.seconds(10**8, 0) < 4e-3
 
 

@@ -1,6 +1,7 @@
 from dataclasses import dataclass, replace
 
-from pilotfish.core.drafting.drafter import NoDrafter
+from pilotfish.core.drafting.drafter import NO_GUESSES, NoDrafter
+from pilotfish.core.scheduling.budget import StepLoad
 from pilotfish.core.scheduling.executor import Launched, LaunchingExecutor
 from pilotfish.core.scheduling.step import RequestCommit
 from pilotfish.workers.target import BegunStep, TargetWorker
@@ -63,7 +64,10 @@ class AheadWorker(TargetWorker):
         self.arrive()
         began = self._clock()
         step = self.scheduler.follow(launched.begun.step)
-        return None if step is None else BegunStep(step, 0, frozenset(), 0, began, began, began, self._clock())
+        if step is None:
+            return None
+        load = StepLoad(len(step.chunks), step.num_rows, 0)
+        return BegunStep(step, load, NO_GUESSES, 0, frozenset(), began, began, began, self._clock())
 
     def _launched(self, begun: BegunStep | None) -> LaunchedStep | None:
         if begun is None:

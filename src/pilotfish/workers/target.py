@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits, NoDrafter
 from pilotfish.core.sampling.constraint import MaskMaker, constrained, masks_when_asked
-from pilotfish.core.scheduling.budget import Budget, StepLoad
+from pilotfish.core.scheduling.budget import Budget, StepLoad, StepTime
 from pilotfish.core.scheduling.executor import Executor, Outcome, Sampling
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.scheduling.scheduler import Scheduler
@@ -28,9 +28,10 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class BegunStep:
     step: Step
+    load: StepLoad
+    limits: DraftLimits
     offered: int  # nodes in the trees before the budget's choice
     late: frozenset[int]  # requests whose drafter was asked for a tree and had none
-    sharing: int  # as in RequestCommit
     began: float
     planned: float
     drafted: float
@@ -39,8 +40,14 @@ class BegunStep:
 
 @dataclass(frozen=True)
 class SettledStep:
+    begun: BegunStep
     commits: list[RequestCommit]
-    record: Callable[[], StepRecord]
+    hits: int
+    before: float  # this and the other moments are those of the StepRecord
+    prepared: float
+    computed: float
+    verified: float
+    ended: float
 
 
 class TargetWorker:
@@ -103,8 +110,7 @@ class TargetWorker:
         late = self.drafter.late(sampling, offered, limits)
         nodes = self.budget.nodes(load, offered, drafted - planned, self.drafter.levels)
         step = self.scheduler.schedule(chunks, offered, nodes)
-        sharing = load.sequences if load.room and limits.nodes else 0
-        return BegunStep(step, len(offered), late, sharing, began, planned, drafted, self._clock())
+        return BegunStep(step, load, limits, len(offered), late, began, planned, drafted, self._clock())
 
     def end(self, begun: BegunStep, outcome: Outcome) -> list[RequestCommit]:
         return self.conclude(self.settle(begun, outcome))
@@ -119,21 +125,20 @@ class TargetWorker:
         hits = sum([self._tell_drafter(commit) for commit in commits])
         self.drafter.gather()
         before, self._ended = self._ended, self._clock()
-        begun_at = begun.began, begun.planned, begun.drafted, begun.scheduled
         computed_at = max(verified - outcome.seconds.sample, begun.scheduled)
         prepared_at = max(computed_at - outcome.seconds.model, begun.scheduled)
-        moments = (*begun_at, prepared_at, computed_at, verified, self._ended)
-        self.budget.observe(step, commits, self._ended - begun.began - (begun.drafted - begun.planned))
-        return SettledStep(
-            commits,
-            lambda: StepRecord(before, *moments, **_counts(step, commits), offered=begun.offered, hits=hits),
-        )
+        return SettledStep(begun, commits, hits, before, prepared_at, computed_at, verified, self._ended)
 
     def conclude(self, settled: SettledStep) -> list[RequestCommit]:
         self.drafter.flush()
-        self.last_step = settled.record()
+        begun, commits, drafting = settled.begun, settled.commits, settled.begun.drafted - settled.begun.planned
+        begun_at = begun.began, begun.planned, begun.drafted, begun.scheduled
+        moments = (settled.before, *begun_at, settled.prepared, settled.computed, settled.verified, settled.ended)
+        self.last_step = StepRecord(*moments, **_counts(begun.step, commits), offered=begun.offered, hits=settled.hits)
         self.observe(self.last_step)
-        return settled.commits
+        time = StepTime(begun.load, begun.limits, drafting, settled.ended - begun.began - drafting)
+        self.budget.observe(begun.step, commits, time)
+        return commits
 
     def _plan(self) -> list[Chunk]:
         plan = self.scheduler.plan()
@@ -171,7 +176,8 @@ class TargetWorker:
             scoring, broken = step.scoring_rows(), set(outcome.broken)
             unscored = {request for request, rows in scoring.items() if not broken.isdisjoint(rows)}
             commits = self.scheduler.commit(step, outcome.tokens, unscored)
-            marked = [replace(one, late=one.request.id in begun.late, sharing=begun.sharing) for one in commits]
+            sharing = begun.load.sequences if begun.load.room and begun.limits.nodes else 0
+            marked = [replace(one, late=one.request.id in begun.late, sharing=sharing) for one in commits]
             return with_logprobs(marked, step, scoring, outcome)
         except BaseException:
             self._abort_all(step)

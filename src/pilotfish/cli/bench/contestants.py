@@ -18,7 +18,7 @@ from pilotfish.cli.bench.workload import Job
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import drafter_kinds
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits, NoDrafter
-from pilotfish.core.scheduling.budget import AdaptiveBudget, Budget, FixedBudget, StepLoad
+from pilotfish.core.scheduling.budget import AdaptiveBudget, Budget, FixedBudget, StepLoad, StepTime
 from pilotfish.core.scheduling.request import RequestStats
 from pilotfish.core.scheduling.step import RequestCommit, Step
 from pilotfish.core.trees.tree import Forest
@@ -237,8 +237,8 @@ class PausedBudget:
     def nodes(self, load: StepLoad, offered: Forest, draft_seconds: float, levels: int) -> int:
         return self._budget.nodes(load, offered, draft_seconds, levels)
 
-    def observe(self, step: Step, commits: Sequence[RequestCommit], forward_seconds: float) -> None:
-        self._budget.observe(step, commits, forward_seconds)
+    def observe(self, step: Step, commits: Sequence[RequestCommit], time: StepTime) -> None:
+        self._budget.observe(step, commits, time)
 
 
 def budgets_of(config: EngineConfig, engine: Engine, drafter: Drafter) -> Callable[[], Budget]:

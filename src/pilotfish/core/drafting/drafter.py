@@ -13,6 +13,10 @@ class DraftLimits:
     total: int  # of all trees: nodes that are not among so many best will not be verified
     levels: int  # forwards of a draft model; 0: only guesses that cost none
     price: float  # tokens a second that the time of one more level would give otherwise
+    trial: bool = False  # of another effort than the one that is chosen
+
+
+NO_GUESSES = DraftLimits(0, 0, 0, 0.0)
 
 
 class Drafter:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pilotfish.core.drafting.drafter import DraftLimits
+from pilotfish.core.drafting.drafter import NO_GUESSES, DraftLimits
 from pilotfish.core.scheduling.calibration import Calibration, GainCurve, LevelCurve, SecondsBySize, StepCosts
 from pilotfish.core.scheduling.step import RequestCommit, Step
 from pilotfish.core.trees.tree import Floats, Forest, Ints
@@ -29,6 +29,14 @@ class StepLoad:
     context: int = 0  # tokens of the sequences
 
 
+@dataclass(frozen=True)
+class StepTime:
+    load: StepLoad
+    limits: DraftLimits
+    drafting: float
+    rest: float
+
+
 class Budget(Protocol):
     """Decides before drafting and before verifying, and learns from the outcome. Times are in seconds."""
 
@@ -38,8 +46,8 @@ class Budget(Protocol):
     def nodes(self, load: StepLoad, offered: Forest, draft_seconds: float, levels: int) -> int:
         """How many of the best nodes to verify. Drafting took `draft_seconds` and `levels` forwards."""
 
-    def observe(self, step: Step, commits: Sequence[RequestCommit], seconds: float) -> None:
-        """`seconds` of the step without drafting."""
+    def observe(self, step: Step, commits: Sequence[RequestCommit], time: StepTime) -> None:
+        """The next step may have begun."""
 
 
 class FixedBudget:
@@ -54,7 +62,7 @@ class FixedBudget:
     def nodes(self, load: StepLoad, offered: Forest, draft_seconds: float, levels: int) -> int:  # noqa: ARG002
         return self._nodes * load.sequences
 
-    def observe(self, step: Step, commits: Sequence[RequestCommit], seconds: float) -> None:
+    def observe(self, step: Step, commits: Sequence[RequestCommit], time: StepTime) -> None:
         """Nothing is learned."""
 
 
@@ -101,17 +109,15 @@ class AdaptiveBudget:
         self._probes = Probes(self.FIRST_STEPS, self.PROBE_STEPS, self.FIRST_PROBE, self.LAST_PROBE)
         self._effort = self._asked_for = Effort.NONE  # of this step; of the last one with room for nodes
         self._probing = self._resumed = False  # whether this step is of a trial; and its draft had to catch up
-        self._load = StepLoad(0, 0, 0)  # of this step
-        self._draft_seconds, self._total = 0.0, 0  # of this step; nodes that it may verify
+        self._total = 0  # nodes that this step may verify
         self._now = self._awaited_until = 0.0  # of this step; when a draft that rested must have read
         self._price = 0.0  # tokens a second that its time is worth
 
     # -- before drafting
 
     def limits(self, load: StepLoad, now: float) -> DraftLimits:
-        self._load = load
         if not load.sequences:
-            return DraftLimits(0, 0, 0, 0.0)
+            return NO_GUESSES
         probed = self._probes.effort(self.choice.effort, now) if load.room else None
         if load.sequences != self._sequences or now - self._reviewed_at >= self.REVIEW:
             alone = replace(load, rows=load.sequences)  # prompts pass; a choice made beside one would outlast it
@@ -128,7 +134,7 @@ class AdaptiveBudget:
         self._probing = probed is not None
         self._total = self._nodes * load.sequences if probed else self.choice.bucket
         levels = self._levels if self._effort is Effort.DRAFT else 0
-        return DraftLimits(min(self._nodes, self._total), self._total, levels, self._price)
+        return DraftLimits(min(self._nodes, self._total), self._total, levels, self._price, self._probing)
 
     def _review(self, load: StepLoad, now: float, *, may_change: bool) -> None:
         expected = self._expected(load)
@@ -164,7 +170,6 @@ class AdaptiveBudget:
     # -- before verifying
 
     def nodes(self, load: StepLoad, offered: Forest, draft_seconds: float, levels: int) -> int:
-        self._draft_seconds = draft_seconds
         if not offered.num_trees or self._effort is Effort.NONE:
             return 0
         chances = self._calibration.chances(offered.nodes.scores)
@@ -204,14 +209,14 @@ class AdaptiveBudget:
 
     # -- after
 
-    def observe(self, step: Step, commits: Sequence[RequestCommit], seconds: float) -> None:
+    def observe(self, step: Step, commits: Sequence[RequestCommit], time: StepTime) -> None:
         if all(chunk.count == 1 for chunk in step.chunks):  # prompts cost otherwise: few of their rows give logits
-            load = self._load
+            load, price = time.load, time.limits.price
             further = (step.num_rows - load.rows) / max(load.sequences, 1)
-            self._costs.observe(step.num_rows, seconds, float(self._costs.context.seconds(load.context, further)))
-            if self._probing and self._price:
+            self._costs.observe(step.num_rows, time.rest, float(self._costs.context.seconds(load.context, further)))
+            if time.limits.trial and price:
                 tokens = sum(len(commit.tokens) for commit in commits)
-                self._probes.lose(self._draft_seconds + seconds - tokens / self._price)
+                self._probes.lose(time.drafting + time.rest - tokens / price)
         scores, accepted = step.forest.nodes.scores, [node for commit in commits for node in commit.path]
         self._calibration.observe(scores, scores[accepted])
 
