@@ -3,7 +3,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -297,7 +296,7 @@ class Engine:
         return self._maker.check_prompt(prompt)
 
     def abort(self, sample: Sample) -> None:
-        """Between two steps. What it held is free when this returns."""
+        """Between two steps. What it held is free when this returns, or when the forward that runs ahead ends."""
         if sample.finish_reason is None:
             self.worker.abort(sample.request)
             self._finish(sample, FinishReason.ABORT)
@@ -321,9 +320,8 @@ class Engine:
     def advance(self) -> dict[Sample, Delta]:
         """One forward. If it fails (EngineError) or is interrupted, its samples end as aborted and waiting ones stay.
         After a RankLost no other step succeeds. A sample with non-finite logits ends alone, with its `error`."""
-        began = time.perf_counter()
         try:
-            commits = self.worker.step()
+            return self._delivered(self.worker.step())
         except BaseException as error:
             for sample in list(self._samples.values()):
                 if sample.request.finish_reason is not None:
@@ -331,13 +329,19 @@ class Engine:
             if not isinstance(error, Exception) or isinstance(error, RankLost):
                 raise
             raise EngineError(f"step failed: {type(error).__name__}: {error}") from error
-        told = [commit for commit in commits if commit.request.id in self._samples]  # others were aborted since
-        for request in (*self.worker.scheduler.running, *(commit.request for commit in told)):
-            self._samples[request.id].scheduled_at(began)
-        record = self.worker.last_step
-        if self.shadows is not None and record is not None:
+
+    def _delivered(self, commits: Sequence[RequestCommit]) -> dict[Sample, Delta]:
+        if (record := self.worker.last_step) is None:
+            return {}
+        if self.shadows is not None:
             self.shadows.observe(record)
-        return {} if record is None else dict(self._deliver(commit, record.began) for commit in told)
+        told = [commit for commit in commits if commit.request.id in self._samples]  # others were aborted since
+        try:
+            return dict(self._deliver(commit, record.began) for commit in told)
+        except BaseException:
+            for commit in told:  # or it would go on without these tokens
+                self.worker.abort(commit.request)
+            raise
 
     def _deliver(self, commit: RequestCommit, at: float) -> tuple[Sample, Delta]:
         sample = self._samples[commit.request.id]

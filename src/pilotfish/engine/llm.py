@@ -85,7 +85,7 @@ class LLM:
             submitted = [self.engine.submit(prompt, p, cache_salt) for prompt, p in zip(batch, each, strict=True)]
             while self.engine.busy:
                 self.engine.step()
-        except BaseException:  # an interrupt too: the next call finds an idle engine
+        except BaseException:  # an interrupt too: the next call finds no requests
             self.engine.abort_all()
             raise
         for index, error in enumerate(first_error(samples) for samples in submitted):

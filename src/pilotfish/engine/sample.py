@@ -35,7 +35,6 @@ class Sample:
         self.request = request
         self.stream = text
         self.started = time.perf_counter()
-        self.queued: float | None = None  # seconds from submission to the first step that had rows of it
         self.seconds = 0.0  # from submission to the last token
         self.told_handovers = 0  # how many deltas told of
         self.resumed = False  # and has no tokens of its own yet
@@ -62,9 +61,10 @@ class Sample:
             for token in tokens:
                 self.stream.add(token)
 
-    def scheduled_at(self, now: float) -> None:
-        if self.queued is None:
-            self.queued = max(now - self.started, 0.0)  # it may arrive right before the step is planned
+    @property
+    def queued(self) -> float | None:
+        """Seconds from submission to the first step that had rows of it."""
+        return None if self.request.admitted is None else self.request.admitted - self.started
 
     def add(self, commit: RequestCommit, at: float) -> Delta:
         tokens = commit.tokens

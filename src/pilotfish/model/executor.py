@@ -127,6 +127,8 @@ class TorchExecutor:
                 self.pacer.hold(launched.prepared, launched.num_rows)
             self._collected = time.perf_counter()
             model = self._collected - since - sampled  # the forward is what is paced, as far as the times tell
+            if launched.told is not None and self.pacer is None:  # this thread may have come late
+                model, sampled = kernels.seconds(end, start), kernels.seconds(told_at, end)
             logprobs = partial(token_logprobs, forwarded.logits)
             return Outcome(*found, logprobs, ForwardSeconds(launched.prepared - launched.began, model, sampled))
 

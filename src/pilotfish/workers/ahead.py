@@ -1,8 +1,9 @@
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pilotfish.core.drafting.drafter import NO_GUESSES, NoDrafter
 from pilotfish.core.scheduling.budget import StepLoad
-from pilotfish.core.scheduling.executor import Launched, LaunchingExecutor
+from pilotfish.core.scheduling.executor import Launched, LaunchingExecutor, Outcome
 from pilotfish.core.scheduling.step import RequestCommit
 from pilotfish.workers.target import BegunStep, TargetWorker
 
@@ -10,8 +11,19 @@ BEGINNING = ("began", "planned", "drafted", "scheduled")
 
 
 @dataclass(frozen=True)
+class FailedLaunch:
+    """What failed is raised in place of the outcome: first the step before is told."""
+
+    error: Exception
+    leaves_tokens = False
+
+    def collect(self) -> Outcome:
+        raise self.error
+
+
+@dataclass(frozen=True)
 class LaunchedStep:
-    begun: BegunStep
+    begun: BegunStep | None  # None: it failed before
     forward: Launched
 
 
@@ -36,44 +48,77 @@ class AheadWorker(TargetWorker):
         return super().busy or self._ahead is not None
 
     def check(self) -> None:
-        self.scheduler.check(None if self._ahead is None else self._ahead.begun.step)
+        begun = None if self._ahead is None else self._ahead.begun
+        self.scheduler.check(None if begun is None else begun.step)
 
     def step(self) -> list[RequestCommit]:
-        launched = self._ahead or self._launched(self.begin())
-        self._ahead = None
-        if launched is None:
+        self._ahead = self._ahead or self._begun_and_launched()
+        if self._ahead is None:
             return self._idle()
+        if self._may_follow(self._ahead):
+            self.arrive()
+        launched, self._ahead = self._ahead, None
         try:
-            self._ahead = self._launched(self._following(launched))
+            self._ahead = self._following(launched)
             outcome = launched.forward.collect()
         except BaseException:
             for lost in (launched, self._ahead):
-                if lost is not None:
+                if lost is not None and lost.begun is not None:
                     self.fail(lost.begun.step)
             self._ahead = None
             raise
+        assert launched.begun is not None
         # What was done beside the step before took this one no time.
         moments = {name: max(getattr(launched.begun, name), self._ended) for name in BEGINNING}
         settled = self.settle(replace(launched.begun, **moments), outcome)
-        self._ahead = self._ahead or self._launched(self.begin())
+        if self._ahead is None and not self._is_awaited(settled.commits):
+            self._ahead = self._begun_and_launched()
+        else:
+            self.drafter.flush()
         return self.conclude(settled)
 
-    def _following(self, launched: LaunchedStep) -> BegunStep | None:
-        if not launched.forward.leaves_tokens or type(self.drafter.drafter) is not NoDrafter:
+    def _tell(self) -> None:
+        self.drafter.gather()
+
+    def _is_awaited(self, commits: Sequence[RequestCommit]) -> bool:
+        """Whether a request's first token or its end would wait for drafting."""
+        return self.drafter.computes and any(
+            commit.request.finish_reason is not None
+            or len(commit.request.tokens) == commit.request.num_prompt_tokens + len(commit.tokens)
+            for commit in commits
+        )
+
+    def _begun_and_launched(self) -> LaunchedStep | None:
+        begun = None
+        try:
+            begun = self.begin()
+            launched = None if begun is None else self._launched(begun)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                return LaunchedStep(begun, FailedLaunch(error))
+            if begun is not None:
+                self.fail(begun.step)
+            raise
+        self.drafter.flush()
+        return launched
+
+    def _launched(self, begun: BegunStep) -> LaunchedStep:
+        return LaunchedStep(begun, self.executor.launch(begun.step.rows(), self._sampling(begun.step)))
+
+    def _may_follow(self, launched: LaunchedStep) -> bool:
+        return launched.forward.leaves_tokens and type(self.drafter.drafter) is NoDrafter
+
+    def _following(self, launched: LaunchedStep) -> LaunchedStep | None:
+        if launched.begun is None or not self._may_follow(launched):
             return None
-        self.arrive()
         began = self._clock()
         step = self.scheduler.follow(launched.begun.step)
         if step is None:
             return None
         load = StepLoad(len(step.chunks), step.num_rows, 0)
-        return BegunStep(step, load, NO_GUESSES, 0, frozenset(), began, began, began, self._clock())
-
-    def _launched(self, begun: BegunStep | None) -> LaunchedStep | None:
-        if begun is None:
-            return None
+        begun = BegunStep(step, load, NO_GUESSES, 0, frozenset(), began, began, began, self._clock())
         try:
-            return LaunchedStep(begun, self.executor.launch(begun.step.rows(), self._sampling(begun.step)))
+            return self._launched(begun)
         except BaseException:
-            self.fail(begun.step)
+            self.fail(step)
             raise

@@ -36,6 +36,7 @@ class LMDrafter(Drafter):
     first; then a request that lacks some proposes an empty tree, and its slots serve the others."""
 
     levels = 0
+    computes = True
 
     def __init__(
         self,

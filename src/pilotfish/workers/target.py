@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits, NoDrafter
 from pilotfish.core.sampling.constraint import MaskMaker, constrained, masks_when_asked
@@ -116,21 +118,20 @@ class TargetWorker:
         return self.conclude(self.settle(begun, outcome))
 
     def settle(self, begun: BegunStep, outcome: Outcome) -> SettledStep:
-        """All that the next step hangs on."""
+        """All that the next step hangs on; the drafter is told."""
         step, verified = begun.step, self._clock()
         computed = sum(chunk.count - 1 for chunk in step.chunks if chunk.count)
         self.scheduler.loads.computed(computed, verified - begun.scheduled)
         commits = self._commit(begun, outcome)
         self.drafter.verified(step.requests, step.forest)
         hits = sum([self._tell_drafter(commit) for commit in commits])
-        self.drafter.gather()
+        self._tell()
         before, self._ended = self._ended, self._clock()
         computed_at = max(verified - outcome.seconds.sample, begun.scheduled)
         prepared_at = max(computed_at - outcome.seconds.model, begun.scheduled)
         return SettledStep(begun, commits, hits, before, prepared_at, computed_at, verified, self._ended)
 
     def conclude(self, settled: SettledStep) -> list[RequestCommit]:
-        self.drafter.flush()
         begun, commits, drafting = settled.begun, settled.commits, settled.begun.drafted - settled.begun.planned
         begun_at = begun.began, begun.planned, begun.drafted, begun.scheduled
         moments = (settled.before, *begun_at, settled.prepared, settled.computed, settled.verified, settled.ended)
@@ -140,8 +141,14 @@ class TargetWorker:
         self.budget.observe(begun.step, commits, time)
         return commits
 
+    def _tell(self) -> None:
+        self.drafter.gather()
+        self.drafter.flush()
+
     def _plan(self) -> list[Chunk]:
         plan = self.scheduler.plan()
+        for request in plan.admitted:
+            request.admitted = self._clock() if request.admitted is None else request.admitted
         for request in plan.preempted:
             self.drafter.pause(request)
         if self._speculates and plan.admitted:
@@ -156,6 +163,7 @@ class TargetWorker:
 
     def execute(self, step: Step) -> Outcome:
         try:
+            self.drafter.flush()
             return self.executor.execute(step.rows(), self._sampling(step))
         except BaseException:  # an interrupt too
             self.fail(step)
@@ -231,6 +239,10 @@ class GuardedDrafter:
     def levels(self) -> int:
         return self._try(lambda: self.drafter.levels, 0)
 
+    @property
+    def computes(self) -> bool:
+        return self.drafter.computes
+
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> Forest:
         speculates = limits.nodes > 0 and type(self.drafter) is not NoDrafter
         wants = [speculates and request.max_nodes != 0 for request in requests]
@@ -273,7 +285,11 @@ class GuardedDrafter:
         if len(trees) != len(requests):
             self._drop(f"{len(trees)} trees for {len(requests)} requests")
             trees = [Guesses() for _ in requests]
-        lawful = [tree if _is_lawful(tree, self._vocab_size) else Guesses() for tree in trees]
+        forest = Forest.of(trees)
+        broken = set(forest.owners[~_lawful(forest, self._vocab_size)].tolist()) if len(forest) else ()
+        if not broken and all(request.grammar is None for request in requests):
+            return forest
+        lawful = [Guesses() if index in broken else tree for index, tree in enumerate(trees)]
         pairs = zip(lawful, requests, strict=True)
         return Forest.of([t if r.grammar is None else constrained(t, r.grammar, limits.nodes) for t, r in pairs])
 
@@ -289,14 +305,18 @@ class GuardedDrafter:
         self.drafter = NoDrafter()
 
 
-def _is_lawful(tree: Guesses, vocab_size: int) -> bool:
+def _lawful(forest: Forest, vocab_size: int) -> NDArray[np.bool_]:
     """Nodes after their parents, one deeper and no likelier, with a token of the vocabulary; no NaN scores."""
-    depths, scores = (*tree.depths, 0), (*tree.scores, 0.0)  # the root is the last one, -1
-    nodes = zip(tree.parents, tree.tokens, tree.depths, tree.scores, strict=True)
-    return all(
-        ROOT <= parent < node and 0 <= token < vocab_size and depth == depths[parent] + 1 and score <= scores[parent]
-        for node, (parent, token, depth, score) in enumerate(nodes)
+    nodes, places = forest.nodes, np.arange(len(forest))
+    below_root = nodes.parents == ROOT
+    parents = np.where((nodes.parents >= forest.starts[forest.owners]) & (nodes.parents < places), nodes.parents, 0)
+    depths = np.where(below_root, 1, nodes.depths[parents] + 1)
+    scores = np.where(below_root, 0.0, nodes.scores[parents])
+    known = (nodes.tokens >= 0) & (nodes.tokens < vocab_size)
+    lawful: NDArray[np.bool_] = (
+        known & (below_root | (parents == nodes.parents)) & (nodes.depths == depths) & (nodes.scores <= scores)
     )
+    return lawful
 
 
 class AskedLogprobs(Struct, frozen=True):

@@ -171,6 +171,7 @@ class ShadowMachine:
         begun = self._begun = self._worker.begin() if self._known else None
         if begun is None:
             return math.inf
+        self._worker.drafter.flush()
         self._beginning = self._cpu() - began
         own = max(self._loop.value - self._live.loop.value, 0.0)  # trees, where live steps have none
         self._seconds = self._live.costs.at(begun.step.num_rows) + own

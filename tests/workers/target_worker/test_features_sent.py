@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from side import Side, load, make_request
+from side import LIMITS, Side, load, make_request
 
 from pilotfish.core.cache.slots import GONE, Slots
 from pilotfish.core.drafting.messages import FEATURES, Commit, FeatureOffer, FeatureRows, Hello, Open, Skip
@@ -80,11 +80,21 @@ def test_features_come_right_before_their_commit(side: FeatureSide) -> None:
         side.begin(request)
     side.step(first, second)
     kinds = [(type(message), message.session) for _, message in side.posted if not isinstance(message, Hello)]
-    assert kinds == [(FeatureRows, 1), (FeatureRows, 2), (Commit, 1), (Commit, 2)]
+    assert kinds == [(FeatureRows, 1), (Commit, 1), (FeatureRows, 2), (Commit, 2)]
     assert [positions(frame) for frame in side.frames()] == [[0, 1, 2, 3, 4]] * 2
     assert len(side.computed.asked) == 1  # once a step
     side.step(first)
     assert [positions(frame) for frame in side.frames()] == [[5]]
+
+
+def test_features_come_after_the_open_of_their_session(side: FeatureSide) -> None:
+    """Which is in the same message, where its tree was asked for in the step before."""
+    request = make_request(1)
+    request.slots[:] = 1000 + np.arange(len(request.slots))
+    side.drafter.propose([request], LIMITS)
+    side.step(request)
+    kinds = [type(message) for _, message in side.posted if not isinstance(message, Hello)]
+    assert kinds == [Open, FeatureRows, Commit]
 
 
 def test_a_target_that_offers_none_sends_none() -> None:

@@ -2,8 +2,9 @@
 on CUDA, but on the CPU: forwards are replayed and draw by themselves."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pilotfish.engine.trial import record_forwards
 from pilotfish.errors import EngineError
 from pilotfish.model.batch import GRAPHS
 from pilotfish.model.executor import LaunchedForward, TorchExecutor
+from pilotfish.wire.serving import Delta
 from pilotfish.workers.ahead import AheadWorker
 from pilotfish.workers.records import StepRecord
 
@@ -178,9 +180,11 @@ def test_a_row_that_is_not_finite_ends_alone(llama: Path, engine: Engine) -> Non
 def test_slots_of_a_forward_that_runs_ahead_are_known(engine: Engine) -> None:
     for one in PLAIN[:3]:
         engine.submit(*one)
-    for _ in range(6):
+    for step in count():
         engine.step()
         engine.check()
+        if step > 5 and engine.worker._ahead is not None:
+            break
     with pytest.raises(EngineError, match="owners"):
         engine.worker.scheduler.check()
     engine.abort_all()
@@ -191,7 +195,8 @@ def test_slots_of_a_forward_that_runs_ahead_are_known(engine: Engine) -> None:
 @BOTH
 def test_aborting_all_leaves_a_forward_that_frees_its_slots(engine: Engine) -> None:
     engine.submit(SNIPPETS[0], SamplingParams(max_tokens=50))
-    engine.step()
+    for _ in range(2):
+        engine.step()
     engine.abort_all()
     assert engine.busy
     assert engine.step() == []
@@ -223,6 +228,42 @@ def test_a_failed_forward_frees_all(llama: Path, engine: Engine, call: str, time
     assert {sample.finish_reason for sample in samples} == {"abort"}
     assert_idle(engine)
     assert generate(engine, PLAIN) == generate(make_engine(llama), PLAIN)
+
+
+@BOTH
+def test_what_fails_before_a_step_is_planned_loses_no_token(llama: Path, engine: Engine) -> None:
+    fails = [False, True] * 5
+    engine.worker.arrive = lambda: int("no number") if fails and fails.pop() else None
+    samples = [engine.submit(*one)[0] for one in PLAIN]
+    while fails:
+        with suppress(EngineError):
+            engine.step()
+    drain(engine)
+    assert [sample.token_ids for sample in samples] == generate(make_engine(llama), PLAIN)
+
+
+@pytest.mark.parametrize("engine", [True], indirect=True)
+def test_a_failed_launch_comes_after_the_tokens_of_the_step_before(llama: Path, engine: Engine) -> None:
+    assert isinstance(engine.executor, Device)
+    engine.executor.fails = lambda name: name == "launch" and calls(engine).count(name) == 5
+    samples, told = [engine.submit(*one)[0] for one in PLAIN], list[Delta]()
+    with pytest.raises(EngineError, match="no launch"):
+        while engine.busy:
+            told += engine.step()
+    assert {delta.finish.reason for delta in told if delta.finish} <= {"length", "stop"}
+    aborted = [sample for sample in samples if sample.finish_reason == "abort"]
+    assert aborted and all(sample.token_ids == sample.request.output for sample in aborted)
+    assert_idle(engine)
+    assert generate(engine, PLAIN) == generate(make_engine(llama), PLAIN)
+
+
+def test_a_first_token_does_not_wait_for_drafting(engine: Engine) -> None:
+    engine.drafter.computes = engine.worker.drafter.drafter.computes = True
+    engine.submit(SNIPPETS[0], SamplingParams(max_tokens=3, logprobs=1))  # which no step follows
+    seen = []
+    while engine.busy:
+        seen.append((sum(len(delta.tokens) for delta in engine.step()), calls(engine).count("launch")))
+    assert seen == [(1, 1), (1, 3), (1, 3)]  # launches before a token was told
 
 
 def test_forwards_are_recorded_at_start(engine: Engine) -> None:

@@ -186,7 +186,7 @@ class WatchedExecutor(TorchExecutor):
 
 
 def idle(model: LoadedModel) -> Iterator[Row]:
-    """Between two forwards of `AheadWorker`, which serves without drafts, by the device's clock."""
+    """Between two forwards of `AheadWorker`, without drafts, by the device's clock."""
     kernels = model.kernels
     for requests in REQUESTS:
         executor = WatchedExecutor(model, requests * (CONTEXT + TOKENS))

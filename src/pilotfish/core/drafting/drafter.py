@@ -22,6 +22,8 @@ NO_GUESSES = DraftLimits(0, 0, 0, 0.0)
 class Drafter:
     """Guesses what comes next; no answer changes an output."""
 
+    computes = False  # whether `propose` takes forwards here
+
     @property
     def levels(self) -> int:
         return 0
@@ -68,6 +70,7 @@ class CombinedDrafter(Drafter):
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self.drafters = drafters
+        self.computes = any(drafter.computes for drafter in drafters)
 
     @property
     def levels(self) -> int:

@@ -274,17 +274,20 @@ class TargetMachine(Dialer[DraftPool]):
         return due_pieces([s for s in following if s.pool and s.pool.can(FEATURES)], row_bytes, now)
 
     def send_features(self, pieces: Sequence[FeaturePiece], frames: Sequence[FeatureRows], now: float) -> None:
-        """Features of a step's commit go before the Commit in the outbox, the rest after."""
-        before = list[Outgoing]()
+        """Features of a step's commit go right before the Commit in the outbox, the rest after."""
         for piece, frame in zip(pieces, frames, strict=True):
             session = self.sessions.get(piece.session)
             if session is None or session.generation != piece.generation or not session.can_follow:
                 continue  # its pool was lost meanwhile
             assert session.pool is not None
             outgoing = Outgoing(session.pool.peer, session.pool.features.send(frame, now, fresh=piece.fresh))
-            (before if piece.fresh else self.outbox).append(outgoing)
+            self.outbox.insert(self._place_of_commit(piece.session) if piece.fresh else len(self.outbox), outgoing)
             session.features_sent = max(session.features_sent, piece.first + len(piece.slots))
-        self.outbox[:0] = before
+
+    def _place_of_commit(self, session: int) -> int:
+        told = (outgoing.message for outgoing in self.outbox)
+        commits = (place for place, m in enumerate(told) if isinstance(m, Commit) and m.session == session)
+        return next(commits, len(self.outbox))
 
     def _best_pool(self, session: RemoteSession, now: float) -> DraftPool | None:
         """The one with the fewest sessions; one that refused this session, or is busy, only without others."""

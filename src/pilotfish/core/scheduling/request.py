@@ -107,6 +107,7 @@ class Request:
         self.num_scored = 0  # rows of the prompt that have given the log-probability of the token after them
         self.slots: Slots = np.zeros(self.max_length, dtype=np.int32)
         self.load: KVLoad | HandOver | None = None  # of KV from elsewhere; it gets no rows meanwhile
+        self.admitted: float | None = None  # when it first was
         self.finish_reason: FinishReason | None = None
         self.stats = RequestStats()
 

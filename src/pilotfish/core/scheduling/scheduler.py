@@ -354,7 +354,7 @@ class Scheduler:
         """EngineError unless every slot is free, or in the cache, or counts its owners: running requests, and a step
         that was `launched`."""
         held = [slot for r in self.running for slot in r.held.tolist()]
-        held += [] if launched is None else np.concatenate((*launched.slots, launched.node_slots)).tolist()
+        held += [] if launched is None else present(np.concatenate((*launched.slots, launched.node_slots))).tolist()
         loading = [slot for r in self.running if r.load is not None for slot in r.load.slots.tolist()]
         self.pool.check([*held, *loading], self.cache.slots)
         self.cache.check()

@@ -1,6 +1,6 @@
 """A socket, a clock and a lock around the target's machine (core/drafting/target_machine.py). Imports no torch.
 
-step loop         propose: the best nodes of each local copy        commit: re-root the copy, post the tokens
+step loop         propose: the best nodes of each local copy        commit: re-root the copy; flush: post the tokens
 ───────────────────────────── one lock, held for microseconds ─────────────────────────────────────────────
 channel's thread  Tree: attach to the copy       Load: the pool lives       Resync: open anew at the next step
 """
