@@ -4,7 +4,7 @@ on CUDA, but on the CPU: forwards are replayed and draw by themselves."""
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -178,13 +178,15 @@ def test_a_row_that_is_not_finite_ends_alone(llama: Path, engine: Engine) -> Non
 
 @BOTH
 def test_slots_of_a_forward_that_runs_ahead_are_known(engine: Engine) -> None:
-    for one in PLAIN[:3]:
-        engine.submit(*one)
-    for step in count():
+    for prompt, params in PLAIN[:3]:
+        engine.submit(prompt, replace(params, max_tokens=200))
+    assert isinstance(engine.worker, AheadWorker)
+    steps = 0
+    while steps < 6 or engine.worker._ahead is None:
         engine.step()
         engine.check()
-        if step > 5 and engine.worker._ahead is not None:
-            break
+        steps += 1
+        assert engine.busy
     with pytest.raises(EngineError, match="owners"):
         engine.worker.scheduler.check()
     engine.abort_all()
