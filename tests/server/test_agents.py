@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from sizes import sized
 from test_response_answers import events_of, response_of
 
+from pilotfish.grammar.parsers.pieces import content_of
 from pilotfish.server.bodies import ignored
 from pilotfish.server.bodies.ignored import HEADER
-from pilotfish.server.responses.response_tools import InputReader, arguments_of, function_name
+from pilotfish.server.responses.response_tools import InputParser, arguments_of, function_name
 
 SHELL = {
     "type": "function",
@@ -397,9 +398,9 @@ def test_a_custom_tool_that_must_be_called(taking: Callable[..., Client], engine
 def test_an_input_is_read_as_it_comes(text: str, cuts: list[int]) -> None:
     for arguments, expected in ((arguments_of(text), text), (f'{{"x": {text}', f'{{"x": {text}')):
         places = [0, *sorted(cut for cut in cuts if cut < len(arguments)), len(arguments)]
-        reader = InputReader()
-        parts = [reader.feed(arguments[i:j]) for i, j in pairwise(places)]
-        assert "".join([*parts, reader.finish()]) == expected
+        parser = InputParser()
+        parts = [content_of(parser.feed(arguments[i:j])) for i, j in pairwise(places)]
+        assert "".join([*parts, content_of(parser.finish())]) == expected
 
 
 @given(name=st.text("abc_", min_size=1, max_size=64), space=st.text("xyz_", min_size=1, max_size=64))

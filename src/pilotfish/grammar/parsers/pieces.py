@@ -49,6 +49,10 @@ class ContentParser:
         return []
 
 
+def content_of(pieces: Iterable[Piece]) -> str:
+    return "".join(piece.text for piece in pieces if isinstance(piece, Content))
+
+
 def joined(pieces: Iterable[Piece]) -> list[Piece]:
     groups = groupby(pieces, key=lambda piece: (type(piece), getattr(piece, "index", 0)))
     return [_join(list(group)) for _, group in groups]

@@ -5,7 +5,7 @@ from collections import defaultdict
 from msgspec import Raw
 
 from pilotfish.core.scheduling.executor import TokenLogprobs
-from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Content, Piece, Reasoning, joined
+from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Content, Piece, Reasoning, content_of, joined
 from pilotfish.server.answers.formats import AnswerFormat, OutputBuffer, Part
 from pilotfish.server.answers.logprobs import chat_logprob
 from pilotfish.server.http_errors import encode
@@ -65,7 +65,7 @@ class ChatFormat(AnswerFormat):
                 calls[piece.index]["function"]["arguments"] += piece.text
             elif isinstance(piece, Reasoning):
                 thoughts += piece.text
-        content = self.body.echoed + output.content
+        content = self.body.echoed + content_of(output.pieces)
         reasoning = {"reasoning": thoughts, "reasoning_content": thoughts} if thoughts else {}
         tool_calls = {"tool_calls": calls} if calls else {}
         empty = None if calls or thoughts else ""

@@ -7,7 +7,7 @@ from msgspec import Raw
 
 from pilotfish.core.prefilling.handover import HandOverReport
 from pilotfish.core.scheduling.executor import TokenLogprobs
-from pilotfish.grammar.parsers.pieces import Content, ContentParser, OutputParser, Piece
+from pilotfish.grammar.parsers.pieces import ContentParser, OutputParser, Piece
 from pilotfish.server.answers.logprobs import TokenNames, prompt_logprob
 from pilotfish.server.bodies.params import Generation, TokenizedPrompt, granted
 from pilotfish.server.bodies.requests import SpeculationOptions, StreamOptions
@@ -76,10 +76,6 @@ class OutputBuffer:
     def has_news(self) -> bool:
         """False where tokens end within a character, or where a stop string or a call may begin."""
         return not self.begun or self.finish is not None or bool(self.logprobs) or bool(self.pieces)
-
-    @property
-    def content(self) -> str:
-        return "".join(piece.text for piece in self.pieces if isinstance(piece, Content))
 
 
 @dataclass(eq=False)

@@ -6,6 +6,7 @@ from msgspec import Raw, Struct
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.engine.sample import TextStream
+from pilotfish.grammar.parsers.pieces import content_of
 from pilotfish.server.answers.formats import AnswerFormat, OutputBuffer, Part
 from pilotfish.server.answers.logprobs import LEAST, TokenNames
 from pilotfish.server.bodies.params import TokenizedPrompt
@@ -63,9 +64,10 @@ class TextFormat(AnswerFormat):
         return self._echoes[output.index // self.generation.params.n]
 
     def choice(self, output: OutputBuffer) -> Part:
+        text = content_of(output.pieces)
         return {
             "index": output.index,
-            "text": output.content if output.begun else self._echo(output) + output.content,
+            "text": text if output.begun else self._echo(output) + text,
             "logprobs": self._logprobs(output),
             **self.finish(output),
             **self.prompt(output),

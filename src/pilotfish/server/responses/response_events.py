@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
-from pilotfish.grammar.parsers.pieces import CallBegin, Content, Piece, Reasoning
+from pilotfish.grammar.parsers.pieces import CallBegin, Content, Piece, Reasoning, content_of
 from pilotfish.server.answers.event_format import OpenPart, PartStatus, PartWriter
 from pilotfish.server.answers.formats import Part
 from pilotfish.server.responses.response_body import CustomTool
-from pilotfish.server.responses.response_tools import InputReader, OfferedTool
+from pilotfish.server.responses.response_tools import InputParser, OfferedTool
 
 
 @dataclass(frozen=True)
@@ -120,13 +120,13 @@ class CallItem(Item):
 class CustomCallItem(CallItem):
     def __init__(self, kind: ItemKind, index: int, call_id: str, told: Mapping[str, str]) -> None:
         super().__init__(kind, index, call_id, told)
-        self._reader = InputReader()
+        self._parser = InputParser()
 
     def add(self, text: str, logprobs: list[Part]) -> list[Part]:
-        return super().add(self._reader.feed(text), logprobs)
+        return super().add(content_of(self._parser.feed(text)), logprobs)
 
     def end(self, status: PartStatus) -> list[Part]:
-        return [*super().add(self._reader.finish(), []), *super().end(status)]
+        return [*super().add(content_of(self._parser.finish()), []), *super().end(status)]
 
     def _done(self) -> list[Part]:
         return [self._event(f"{self.kind.text}.done", input=self.text)]

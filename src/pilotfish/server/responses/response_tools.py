@@ -14,13 +14,15 @@ from typing import Any
 
 import msgspec
 
+from pilotfish.grammar.parsers.call_parser import SPACE, TextParser
 from pilotfish.grammar.parsers.json_text import read_decoded
-from pilotfish.grammar.parsers.reader import Reader, Reading
+from pilotfish.grammar.parsers.pieces import Content
+from pilotfish.grammar.parsers.reader import Reading
 from pilotfish.server.responses.response_body import CustomTool, NamespaceTool, ResponsesRequest, ResponseTool
 
 #: The one parameter of a custom tool.
 INPUT = "input"
-_SPACE, _REST = re.compile(r"\s*"), re.compile(r".*", re.DOTALL)
+_REST = re.compile(r".*", re.DOTALL)
 #: Characters that a function's name may have.
 LONGEST = 64
 
@@ -77,35 +79,19 @@ def arguments_of(text: str) -> str:
     return msgspec.json.encode({INPUT: text}).decode()
 
 
-class InputReader:
-    """Reads a custom tool's input as it comes. Arguments that are no object with an input are the input itself."""
-
-    def __init__(self) -> None:
-        self._reader = Reader()
-        self._parts: list[str] = []
-        self._reading = self._read()
-        self._advance()
-
-    def feed(self, text: str) -> str:
-        self._reader.add(text)
-        return self._advance()
-
-    def finish(self) -> str:
-        self._reader.end()
-        return self._advance()
-
-    def _advance(self) -> str:
-        next(self._reading, None)
-        added = "".join(self._parts)
-        self._parts.clear()
-        return added
+class InputParser(TextParser):
+    """Gives a custom tool's input as content. Arguments that are no object with an input are the input itself."""
 
     def _read(self) -> Reading[None]:
         for sign in ("{", f'"{INPUT}"', ":", '"'):
-            yield from self._reader.span(_SPACE)
+            yield from self._reader.span(SPACE)
             if not (yield from self._reader.mark((sign,))):
-                self._parts.append(self._reader.taken())
-                yield from self._reader.run(_REST, self._parts.append)
+                self._content(self._reader.taken())
+                yield from self._reader.run(_REST, self._content)
                 return
             self._reader.take(len(sign))
-        yield from read_decoded(self._reader, self._parts.append)
+        yield from read_decoded(self._reader, self._content)
+        yield from self._reader.run(_REST, lambda _: None)
+
+    def _content(self, text: str) -> None:
+        self._pieces.append(Content(text))
