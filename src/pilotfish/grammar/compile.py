@@ -1,9 +1,11 @@
 import json
 import re
+import tomllib
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import closing
 from functools import cached_property
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -14,7 +16,7 @@ from pilotfish.core.drafting.vocabulary import without_ids_from
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.errors import ParameterError
 from pilotfish.grammar.schema import SchemaError, embedded, enforced
-from pilotfish.grammar.trial import NOTHING, Special, Trial, parser_limits, problem_of
+from pilotfish.grammar.trial import Special, Trial, parser_limits, problem_of
 from pilotfish.printable import one_line
 
 #: Grammars kept in the cache, compiled or refused.
@@ -27,17 +29,8 @@ MAX_REASON = 300
 #: Within strings of JSON: the longest texts of tokens that are allowed, or not, together. Finer than llguidance's own
 #: (10 and 30): of a string with a maximal length, these halve the mean cost of a mask over 128,000 tokens.
 TOGETHER = (4, 6, 8, 10, 13, 17, 22, 30)
-#: Messages of llguidance that need other words.
-WORDS = {
-    "NoExtension": NOTHING,
-    "^panic": "it is too large: a grammar has at most 65,000 symbols",
-    "oneOf constraints": "oneOf is only supported where its schemas exclude each other: by their types, or by texts as "
-    "const of a required property; anyOf lets several match",
-    "Current row has|Too many items": "it leaves too much open at one place: an object may have about 120 optional "
-    "properties, and a rule 500 alternatives",
-    "Regex is empty": f"{NOTHING}: a pattern, a format, a length or a constant in it excludes another",
-    "min/maxProperties": "minProperties and maxProperties are only supported where all listed properties are required",
-}
+#: Words for messages of llguidance that need others, by a pattern of them.
+WORDS: dict[str, str] = tomllib.loads(Path(__file__).with_name("messages.toml").read_text("utf-8"))
 _ANGLES = re.compile(r"<.*>", re.DOTALL)
 _CHARACTER = r'[^"\\\x00-\x1F\x7F]'
 SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_CHARACTER}{{1,{most}}}" for most in TOGETHER), f"{_CHARACTER}+"]

@@ -1,30 +1,15 @@
 """The rules of a drafter's messages, and the record of a session: every message that comes is held against them."""
 
 import math
+import tomllib
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pilotfish.core.drafting.messages import Tree
 
 #: Rules that hold at any moment, and the sentence of docs/draft-protocol.md that each is from.
-RULES = {
-    "malformed": "A frame is one message: a MessagePack map with the fields of its type, in their ranges.",
-    "unknown-type": "Only messages that docs/draft-protocol.md has are sent.",
-    "capability": "A message of a capability goes only to a side that has named it.",
-    "silence": "A Load, or another word, comes at least once a second, unless busy_ms said that it would not.",
-    "tree-session": "A Tree is of a session that is open with this target.",
-    "tree-generation": "A Tree is of the session's present generation, or of one that was when it was sent.",
-    "tree-sequence": "Trees of a generation are numbered from 0 on, without gaps.",
-    "tree-ids": "Ids are unique and rise, within a Tree and from Tree to Tree of a generation.",
-    "tree-base-len": "base_len is never below that of the Tree before it, nor above what the target has committed.",
-    "tree-parents": "A parent is 0, or a node of this generation that hangs below the root at the Tree's base_len.",
-    "tree-vocabulary": "Tokens are below vocab_size.",
-    "tree-scores": "Scores are finite, and at most 0.",
-    "after-close": "Nothing is pushed for a session after its Close.",
-    "resync-session": "Resync and Refuse name a session and generation that the target has told of.",
-    "echo": "An echo's `heard` is the `sent` of a message that came, and `held` is how long ago.",
-    "progress": "Progress tells of no more tokens than the sequence has.",
-}
+RULES: dict[str, str] = tomllib.loads(Path(__file__).with_name("rules.toml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)
