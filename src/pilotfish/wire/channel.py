@@ -6,7 +6,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -75,13 +75,6 @@ class Typed(msgspec.Struct):
 _typed: msgspec.msgpack.Decoder[Typed] = msgspec.msgpack.Decoder(Typed)
 
 
-def _kinds(messages: Iterable[type[msgspec.Struct]]) -> frozenset[str]:
-    return frozenset(str(message.__struct_config__.tag) for message in messages)
-
-
-_FROM_TARGET, _FROM_DRAFT = _kinds(get_args(ToDraft)), _kinds(get_args(ToTarget))
-
-
 def type_of(frame: Frame) -> str:
     """ "" where it cannot be read."""
     try:
@@ -92,12 +85,12 @@ def type_of(frame: Frame) -> str:
 
 def decode_to_draft(frame: Frame) -> ToDraft:
     """UnknownTypeError for another type of message, WireError for a frame that is no message."""
-    return _of_kind(_to_draft, frame, _FROM_TARGET)
+    return _of_kind(_to_draft, frame)
 
 
 def decode_to_target(frame: Frame) -> ToTarget:
     """As `decode_to_draft`. WireError also for a Tree whose lists differ in length."""
-    message = _of_kind(_to_target, frame, _FROM_DRAFT)
+    message = _of_kind(_to_target, frame)
     if (
         isinstance(message, Tree)
         and len({len(x) for x in (message.ids, message.parents, message.tokens, message.scores)}) > 1
@@ -106,12 +99,12 @@ def decode_to_target(frame: Frame) -> ToTarget:
     return message
 
 
-def _of_kind(decoder: msgspec.msgpack.Decoder[Message], frame: Frame, kinds: Collection[str]) -> Message:
+def _of_kind(decoder: msgspec.msgpack.Decoder[Message], frame: Frame) -> Message:
     try:
         return decoded(decoder, frame)
     except WireError as error:
         kind = type_of(frame) if len(frame) <= MAX_FRAME else ""
-        if kind and kind not in kinds:
+        if kind and all(kind != known.__struct_config__.tag for known in get_args(decoder.type)):
             raise UnknownTypeError(kind) from error
         raise
 
@@ -159,10 +152,8 @@ class Channel:
         self._context.max_sockets = self._context.get(zmq.SOCKET_LIMIT)  # a connection that is dialled takes three
         self._lock = threading.RLock()
         self._poller = select.epoll()
-        self._handlers: dict[Socket, Handler] = {}
+        self._handlers: dict[Socket, Handler] = {}  # in the order in which they were watched
         self._files: dict[int, Socket] = {}
-        self._places: dict[Socket, int] = {}  # in the order in which they were watched first
-        self._watched = 0  # so far
         self._unread: set[Socket] = set()  # with messages, though their files may not say so
         self._woken = False
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -211,15 +202,13 @@ class Channel:
     def _watch(self, socket: Socket, handler: Handler) -> None:
         self._handlers[socket] = handler
         self._files[socket.fileno()] = socket
-        self._places[socket] = self._watched
-        self._watched += 1
         self._unread.add(socket)
         self._poller.register(socket.fileno(), select.EPOLLIN)
 
     def _unwatch(self, socket: Socket) -> None:
         self._poller.unregister(socket.fileno())
         self._unread.discard(socket)
-        del self._files[socket.fileno()], self._handlers[socket], self._places[socket]
+        del self._files[socket.fileno()], self._handlers[socket]
 
     def _sent(self, socket: Socket) -> None:
         """This thread may have taken note of messages that another is to receive."""
@@ -235,7 +224,7 @@ class Channel:
         frames: list[Received] = []
         with self._lock:
             due = self._unread.union(self._files[file] for file in ready if file in self._files)
-            for socket in sorted(due, key=self._places.__getitem__):
+            for socket in [socket for socket in self._handlers if socket in due]:
                 frames.extend(chain.from_iterable(map(self._handlers[socket], self._messages(socket))))
         return frames
 
