@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from random import Random
 from secrets import token_bytes
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -57,16 +57,13 @@ class CheckContext:
     open_channels: ExitStack
     figures: list[Figure] = field(default_factory=list)
 
-    def stranger(self, **fields: object) -> Player:
+    def stranger(self, incarnation: bytes | None = None, **fields: Any) -> Player:
         """A target that has not greeted yet; `fields` of its Hello."""
-        return self.player(token_bytes(8), **fields)
-
-    def player(self, incarnation: bytes, **fields: object) -> Player:
-        channel = self.dial(incarnation)
+        channel = self.dial(incarnation or token_bytes(8))
         self.open_channels.callback(channel.close)
         return Player(channel, replace(self.hello, **fields), self.referee, self.options.patience)
 
-    def target(self, **fields: object) -> Player:
+    def target(self, **fields: Any) -> Player:
         player = self.stranger(**fields)
         if not player.greet():
             refused = f"it refused: {player.heard.refusals[0]}" if player.heard.refusals else "nothing answered"

@@ -153,12 +153,12 @@ def keeps_targets_apart(bench: CheckContext) -> str:
 @check("greeting", "follows-reconnects", "After a reconnect a target is reached where it was last heard.")
 def follows_reconnects(bench: CheckContext) -> str:
     incarnation = b"conformance kit " + bench.options.seed.to_bytes(4, "little")
-    before = bench.player(incarnation)
+    before = bench.stranger(incarnation)
     if not before.greet():
         raise CheckError("Hello was not answered")
     session = bench.served(before)
     session.lossy = True  # frames under way go to the connection before
-    after = bench.player(incarnation)
+    after = bench.stranger(incarnation)
     after.sessions, after.next_number = before.sessions, before.next_number  # it is the same target
     after.greet()
     after.commit(session, bench.loop(10))
