@@ -140,8 +140,12 @@ class AnswerFormat:
         return b"data: " + encode(event) + b"\n\n"
 
     def event(self, output: OutputBuffer, choice: Part) -> Part:
+        """Usage is null if the closing event will have it, as in OpenAI's API."""
         seed = self.seed(output) if output.index == 0 else {}
-        return {**self.head, "choices": [choice], **seed, **self.event_usage()}
+        usage: Part = {"usage": None} if self.options.include_usage else {}
+        if self.options.continuous_usage_stats:
+            usage = {"usage": self.usage()}
+        return {**self.head, "choices": [choice], **seed, **usage}
 
     def usage(self) -> Part:
         prompts = sum(len(prompt.tokens) for prompt in self.generation.prompts)
@@ -158,12 +162,6 @@ class AnswerFormat:
         found = [Counter(output.cached) for output in self.outputs]
         prompts = (found[first : first + n] for first in range(0, len(found), n))
         return sum((max(group, key=Counter.total) for group in prompts), Counter[str]())
-
-    def event_usage(self) -> Part:
-        """Null if the closing event will have it, as in OpenAI's API."""
-        if self.options.continuous_usage_stats:
-            return {"usage": self.usage()}
-        return {"usage": None} if self.options.include_usage else {}
 
     def metrics(self) -> Part:
         """Speculation is left out for several outputs, as in vLLM."""
