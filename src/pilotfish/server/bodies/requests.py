@@ -41,6 +41,8 @@ AS_JSON: dict[str, Any] = {
     "logit_bias": Annotated[dict[str, float], Meta(description="an object of token ids and numbers")],
 }
 SAMPLING = {name: hint for name, hint in get_type_hints(SamplingParams).items() if name not in NOT_IN_BODIES}
+#: Those that responses have by other names, or lack: a response is one output.
+NOT_IN_RESPONSES = frozenset({"max_tokens", "n", "prompt_logprobs"})
 #: With their types in bodies, and what stands for an absent one.
 SAMPLING_FIELDS = [(name, AS_JSON.get(name, hint) | None, None) for name, hint in SAMPLING.items()]
 
@@ -57,11 +59,30 @@ class RequestBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 if TYPE_CHECKING:
 
-    class DerivedFields(RequestBody):
+    class SamplingFields(RequestBody):
         def __getattr__(self, name: str) -> Any: ...
 else:
-    _fields = [*SAMPLING_FIELDS, *((name, Any, None) for name in HARMLESS)]
-    DerivedFields = msgspec.defstruct("DerivedFields", _fields, bases=(RequestBody,), kw_only=True)
+    _fields = [field for field in SAMPLING_FIELDS if field[0] not in NOT_IN_RESPONSES]
+    SamplingFields = msgspec.defstruct("SamplingFields", _fields, bases=(RequestBody,), kw_only=True)
+
+
+class SharedFields(SamplingFields, kw_only=True):
+    """Fields of completions, chats and responses."""
+
+    stream: bool | None = None
+    cache_salt: str | None = None
+    timeout: Seconds | None = None
+    request_id: RequestId | None = None  # in the answer's id
+    speculation: SpeculationOptions | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+
+if TYPE_CHECKING:
+    DerivedFields = SharedFields
+else:
+    _fields = [field for field in SAMPLING_FIELDS if field[0] in NOT_IN_RESPONSES]
+    _fields += [(name, Any, None) for name in HARMLESS]
+    DerivedFields = msgspec.defstruct("DerivedFields", _fields, bases=(SharedFields,), kw_only=True)
 
 
 class SpeculationOptions(ExactStruct):
@@ -119,7 +140,6 @@ class GenerationRequest(DerivedFields, kw_only=True):
     """Fields of completions and of chats. None means absent."""
 
     best_of: int | None = None  # n
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     spaces_between_special_tokens: bool | None = None  # there are none, whatever it says
     echo: bool | None = None  # of a chat: the last message, if it is the assistant's
@@ -128,12 +148,7 @@ class GenerationRequest(DerivedFields, kw_only=True):
     truncation_side: Literal["left", "right"] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # in log-probabilities
-    cache_salt: str | None = None
-    timeout: Seconds | None = None
-    request_id: RequestId | None = None  # in the answer's id
-    speculation: SpeculationOptions | None = None
     response_format: OutputFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None  # this and the next three: vLLM's older structured_outputs
     guided_regex: str | None = None
     guided_choice: list[str] | None = None

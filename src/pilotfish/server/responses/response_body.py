@@ -1,29 +1,13 @@
-from __future__ import annotations
+from typing import Annotated, Any, ClassVar, Literal
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
-
-import msgspec
 from msgspec import Meta, Struct
 
 from pilotfish.config.server import ToolTemplate
 from pilotfish.conversation import ExactStruct, Name
 from pilotfish.server.bodies.ignored import Ignored
-from pilotfish.server.bodies.requests import (
-    SAMPLING_FIELDS,
-    AnyText,
-    JsonObject,
-    JsonSchema,
-    LogprobCount,
-    RequestBody,
-    RequestId,
-    Seconds,
-    SpeculationOptions,
-    StructuredOutputs,
-)
+from pilotfish.server.bodies.requests import AnyText, JsonObject, JsonSchema, LogprobCount, SharedFields
 from pilotfish.server.http_errors import bad
 
-#: Sampling parameters that this body has by other names, or lacks: a response is one output.
-OTHERWISE = frozenset({"max_tokens", "n", "prompt_logprobs"})
 ItemState = Literal["in_progress", "completed", "incomplete"]
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
@@ -167,16 +151,7 @@ class ReasoningOptions(Struct, forbid_unknown_fields=True):
     effort: str | None = None
 
 
-if TYPE_CHECKING:
-
-    class ResponseSampling(RequestBody):
-        def __getattr__(self, name: str) -> Any: ...
-else:
-    _fields = [field for field in SAMPLING_FIELDS if field[0] not in OTHERWISE]
-    ResponseSampling = msgspec.defstruct("ResponseSampling", _fields, bases=(RequestBody,), kw_only=True)
-
-
-class ResponsesRequest(ResponseSampling, kw_only=True):
+class ResponsesRequest(SharedFields, kw_only=True):
     input: (
         str
         | list[
@@ -185,7 +160,6 @@ class ResponsesRequest(ResponseSampling, kw_only=True):
     )
     instructions: str | None = None
     max_output_tokens: int | None = None
-    stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     tools: list[ResponseTool | CustomTool | NamespaceTool | None] | None = None  # None: one that is left out
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | ToolSubsetChoice | None = None
@@ -207,12 +181,7 @@ class ResponsesRequest(ResponseSampling, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: Any = None
-    structured_outputs: StructuredOutputs | None = None
-    cache_salt: str | None = None
-    request_id: RequestId | None = None
-    timeout: Seconds | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    speculation: SpeculationOptions | None = None
 
     chat_names: ClassVar = (
         (r"^messages[\w.\[\]]*", "input"),
