@@ -66,8 +66,15 @@ class CheckContext:
     def target(self, **fields: Any) -> Player:
         player = self.stranger(**fields)
         if not player.greet():
-            refused = f"it refused: {player.heard.refusals[0]}" if player.heard.refusals else "nothing answered"
+            refused = f"it refused: {player.refusals[0]}" if player.refusals else "nothing answered"
             raise CheckError(f"Hello was not answered with Load within {self.options.patience:g} s; {refused}")
+        return player
+
+    def target_of(self, capability: str) -> Player:
+        """NotApplicableError where the draft does not name the capability."""
+        player = self.target()
+        if capability not in player.loads[-1].capabilities:
+            raise NotApplicableError(f"it does not say {capability}")
         return player
 
     @property

@@ -74,8 +74,8 @@ def survives_garbage(bench: CheckContext) -> str:
             vandal.channel.send(POOL, frames())
         vandal.channel.receive(0.0)  # any answer to lies
         player.listen(0.005)
-    heard = len(player.heard.loads)
-    if not player.listen(4 * bench.options.patience, lambda: len(player.heard.loads) > heard + 1):
+    heard = len(player.loads)
+    if not player.listen(4 * bench.options.patience, lambda: len(player.loads) > heard + 1):
         raise CheckError("the draft said nothing any more")
     player.commit(session, bench.loop(10))
     bench.expect_tree(player, session, f"after {bench.options.garbage} mutated frames of another target no Tree came")

@@ -7,7 +7,7 @@ import msgspec
 
 from pilotfish.core.drafting.messages import ERRORS, PROTOCOL_VERSION, Commit
 from pilotfish.wire.channel import encode
-from pilotfish.wire.conformance.checks import CheckContext, CheckError, NotApplicableError, check, expect_kept
+from pilotfish.wire.conformance.checks import CheckContext, CheckError, check, expect_kept
 from pilotfish.wire.conformance.player import Player
 
 #: A version that no draft speaks.
@@ -28,7 +28,7 @@ def answers_hello(bench: CheckContext) -> str:
 def load_often(bench: CheckContext) -> str:
     player = bench.target()
     player.listen(3.0)
-    times = player.heard.load_times
+    times = player.load_times
     gaps = [after - before for before, after in pairwise(times)]
     if not gaps or max(gaps) > 1.0:
         raise CheckError(f"{len(times)} Loads in 3 s, the longest gap {max(gaps, default=3.0):.1f} s")
@@ -47,16 +47,16 @@ def refuses_tokenizer(bench: CheckContext) -> str:
 
 def _refused(player: Player, what: str) -> str:
     player.greet()
-    if not player.heard.refusals:
-        answer = "Load" if player.heard.loads else "nothing"
+    if not player.refusals:
+        answer = "Load" if player.loads else "nothing"
         raise CheckError(f"to {what} the answer was {answer}")
-    return player.heard.refusals[0]
+    return player.refusals[0]
 
 
 @check("greeting", "version-range", "A draft chooses the newest version of the target's range that it speaks.")
 def version_range(bench: CheckContext) -> str:
     player = bench.target(version=FAR, oldest=PROTOCOL_VERSION)
-    version = player.heard.loads[-1].version
+    version = player.loads[-1].version
     if not PROTOCOL_VERSION <= version <= FAR:
         raise CheckError(f"Load says version {version} to a target that speaks {PROTOCOL_VERSION} to {FAR}")
     return f"version {version} of {PROTOCOL_VERSION} to {FAR}"
@@ -98,18 +98,16 @@ def ignores_unknown_messages(bench: CheckContext) -> str:
 
 @check("capabilities", "names-unknown-messages", "A draft that says errors answers Error, unknown_type, to them.")
 def names_unknown_messages(bench: CheckContext) -> str:
-    player = bench.target()
-    if ERRORS not in player.heard.capabilities:
-        raise NotApplicableError("it does not say errors")
+    player = bench.target_of(ERRORS)
     for _ in range(50):
         player.send(msgspec.msgpack.encode({"type": "greeting"}))
-    player.listen(bench.options.patience, lambda: bool(player.heard.errors))
-    codes = [(error.code, error.about) for error in player.heard.errors]
+    player.listen(bench.options.patience, lambda: bool(player.errors))
+    codes = [(error.code, error.about) for error in player.errors]
     if ("unknown_type", "greeting") not in codes:
         raise CheckError(f"the Errors that came: {codes or 'none'}")
     player.listen(0.5)
-    if len(player.heard.errors) > 2:
-        raise CheckError(f"{len(player.heard.errors)} Errors within a second; one of a code is allowed")
+    if len(player.errors) > 2:
+        raise CheckError(f"{len(player.errors)} Errors within a second; one of a code is allowed")
     return "once, not 50 times"
 
 
@@ -121,7 +119,7 @@ def before_hello(bench: CheckContext) -> str:
     player.listen(0.5)
     if session.trees:
         raise CheckError("a Tree came for an Open before Hello")
-    player.heard.refusals.clear()
+    player.refusals.clear()
     player.greets = True
     if not player.greet():
         raise CheckError("it did not serve the target once it had said Hello")

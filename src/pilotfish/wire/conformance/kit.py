@@ -49,7 +49,7 @@ def examine(
     """All checks, or the named ones, in order, each with its own targets. CheckError where nothing answers at all."""
     referee = Referee(hello.vocab_size)
     with ExitStack() as channels:
-        loaded = CheckContext(dial, hello, options, referee, channels).target().heard.loads[-1]
+        loaded = CheckContext(dial, hello, options, referee, channels).target().loads[-1]
     findings, figures = list[CheckResult](), list[Figure]()
     for check in [check for check in CHECKS if not only or check.name in only]:
         with ExitStack() as channels:

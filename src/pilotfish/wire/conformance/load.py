@@ -21,7 +21,7 @@ WANTED = 2048
 @check("load", "many-sessions", "A draft serves many sessions, or refuses those that it has no room for.")
 def many_sessions(bench: CheckContext) -> str:
     served, waiting = 0, bench.target()
-    waiting.listen(FORGOTTEN, lambda: not waiting.heard.loads[-1].sessions)
+    waiting.listen(FORGOTTEN, lambda: not waiting.loads[-1].sessions)
     for count in [count for count in COUNTS if count <= bench.options.sessions]:
         player = bench.target()
         sessions = [player.open(bench.loop(60, number), wanted=WANTED) for number in range(count)]

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -40,18 +39,6 @@ GRACE = 1.0
 POOL = b"0"
 
 
-@dataclass
-class HeardOfDraft:
-    loads: list[Load] = field(default_factory=list)
-    load_times: list[float] = field(default_factory=list)
-    refusals: list[str] = field(default_factory=list)  # of this target
-    errors: list[Error] = field(default_factory=list)
-
-    @property
-    def capabilities(self) -> frozenset[str]:
-        return frozenset(self.loads[-1].capabilities) if self.loads else frozenset()
-
-
 class PlayerChannel(Protocol):
     def send(self, peer: Peer, *frames: bytes) -> bool: ...
 
@@ -63,7 +50,10 @@ class PlayerChannel(Protocol):
 class Player:
     def __init__(self, channel: PlayerChannel, hello: Hello, referee: Referee, patience: float) -> None:
         self.channel, self.hello, self.referee, self.patience = channel, hello, referee, patience
-        self.heard = HeardOfDraft()
+        self.loads: list[Load] = []  # that came, and when
+        self.load_times: list[float] = []
+        self.refusals: list[str] = []  # of this target
+        self.errors: list[Error] = []
         self.sessions: dict[int, PlayedSession] = {}
         self.greets = True
         self.watches_silence = True
@@ -82,8 +72,8 @@ class Player:
             self.listen(0.01)
 
     def greet(self) -> bool:
-        self.listen(self.patience, lambda: bool(self.heard.loads or self.heard.refusals))
-        return bool(self.heard.loads)
+        self.listen(self.patience, lambda: bool(self.loads or self.refusals))
+        return bool(self.loads)
 
     def open(self, tokens: Sequence[int], wanted: int = 64, **fields: Any) -> PlayedSession:
         now = time.monotonic()
@@ -158,10 +148,10 @@ class Player:
         if isinstance(message, Load):
             self._hear_load(message, now)
         elif isinstance(message, Refuse) and message.session == CONNECTION:
-            self.heard.refusals.append(message.reason)
+            self.refusals.append(message.reason)
         elif isinstance(message, Error):
             self._needs(ERRORS, "error")
-            self.heard.errors.append(message)
+            self.errors.append(message)
         else:
             self._hear_of_session(message, now)
 
@@ -170,8 +160,8 @@ class Player:
             self.referee.breach("capability", f"{kind} came to a target that does not say {capability}")
 
     def _hear_load(self, load: Load, now: float) -> None:
-        self.heard.loads.append(load)
-        self.heard.load_times.append(now)
+        self.loads.append(load)
+        self.load_times.append(now)
         self._busy_until = now + load.busy_ms / 1000
         if load.echo is not None:
             sent = None if load.echo.heard is None else self._echoes.get(load.echo.heard)

@@ -4,7 +4,7 @@ import time
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, prefix_keys, text_root
 from pilotfish.core.drafting.messages import PAUSES, PREFIX_KEYS, Commit, Open, Pause, RequestSampling, Resume
-from pilotfish.wire.conformance.checks import CheckContext, CheckError, NotApplicableError, check, expect_kept
+from pilotfish.wire.conformance.checks import CheckContext, CheckError, check, expect_kept
 from pilotfish.wire.conformance.player import GRACE
 from pilotfish.wire.conformance.referee import PlayedSession
 
@@ -125,21 +125,19 @@ def stops_at_wanted(bench: CheckContext) -> str:
 def frees_closed(bench: CheckContext) -> str:
     player = bench.target()
     sessions = [player.open(bench.loop(60, number)) for number in range(8)]
-    if not player.listen(bench.options.patience, lambda: player.heard.loads[-1].own_sessions == 8):
-        raise CheckError(f"Load says {player.heard.loads[-1].own_sessions} own_sessions, where 8 are open")
+    if not player.listen(bench.options.patience, lambda: player.loads[-1].own_sessions == 8):
+        raise CheckError(f"Load says {player.loads[-1].own_sessions} own_sessions, where 8 are open")
     for session in sessions:
         player.close(session)
-    if not player.listen(bench.options.patience, lambda: player.heard.loads[-1].own_sessions == 0):
-        raise CheckError(f"Load says {player.heard.loads[-1].own_sessions} own_sessions after all 8 were closed")
+    if not player.listen(bench.options.patience, lambda: player.loads[-1].own_sessions == 0):
+        raise CheckError(f"Load says {player.loads[-1].own_sessions} own_sessions after all 8 were closed")
     player.listen(GRACE + 0.3)
     return "8 sessions"
 
 
 @check("capabilities", "pauses", "A paused session is kept and grows nothing; Resume, or a Commit, ends that.")
 def pauses(bench: CheckContext) -> str:
-    player = bench.target()
-    if PAUSES not in player.heard.capabilities:
-        raise NotApplicableError("it does not say pauses")
+    player = bench.target_of(PAUSES)
     session = bench.served(player)
     player.say(Pause(session.number, session.generation))
     player.listen(GRACE / 2)
@@ -156,9 +154,7 @@ def pauses(bench: CheckContext) -> str:
 
 @check("capabilities", "prefix-keys", "A prefix_key stands for tokens that were sent; one not known gets Resync.")
 def prefix_keys_known(bench: CheckContext) -> str:
-    player = bench.target()
-    if PREFIX_KEYS not in player.heard.capabilities:
-        raise NotApplicableError("it does not say prefix_keys")
+    player = bench.target_of(PREFIX_KEYS)
     text = bench.loop(3 * OBJECT_TOKENS + 5)
     session = player.open(text)
     bench.guessed(player, session, 1.0)
