@@ -272,17 +272,10 @@ class _Connection:
         return [Received(self._peer, part.bytes if len(part) < LARGE else part.buffer) for part in parts]
 
     def observe(self, parts: Sequence[zmq.Frame]) -> None:
-        event, _value = struct.unpack("=Hi", parts[0].bytes)
-        if self.redial_at == math.inf:
-            self._on(zmq.Event(event))
-
-    def redial_if_due(self) -> bool:
-        if due := self.redial_at <= time.monotonic():
-            self.redial_at = math.inf
-            self.socket.connect(self._endpoint)
-        return due
-
-    def _on(self, event: zmq.Event) -> None:
+        number, _value = struct.unpack("=Hi", parts[0].bytes)
+        if self.redial_at < math.inf:
+            return
+        event = zmq.Event(number)
         self.refused = event in _REFUSALS
         if event == zmq.Event.HANDSHAKE_SUCCEEDED:
             self.problem = None
@@ -292,6 +285,12 @@ class _Connection:
             self._hang_up(f"{self._role}_pool: {self._endpoint} hung up", REDIAL_LOST)
         else:
             self._hang_up(f"{self._role}_pool: {self._endpoint} {self._refusal(event)}", REDIAL_REFUSED)
+
+    def redial_if_due(self) -> bool:
+        if due := self.redial_at <= time.monotonic():
+            self.redial_at = math.inf
+            self.socket.connect(self._endpoint)
+        return due
 
     def _hang_up(self, problem: str, seconds: float) -> None:
         self.problem, self.redial_at = problem, time.monotonic() + seconds
