@@ -200,7 +200,7 @@ def test_draining_lets_nobody_in_and_waits_for_those_inside(clock: Clock) -> Non
         admission = Admission(ServerConfig(), clock)
         assert admission.idle.is_set()
         reservations = [admission.admit(ANONYMOUS, SMALL, TARGET) for _ in range(2)]
-        admission.close()
+        admission.closed = True
         error = refused(admission, ANONYMOUS)
         assert (error.status, error.code) == (HTTPStatus.SERVICE_UNAVAILABLE, "draining")
         assert str(error).startswith("draining: ")

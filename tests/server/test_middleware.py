@@ -186,7 +186,7 @@ def test_the_access_line_of_a_stream_that_broke_says_why(
 
 
 def test_a_server_that_drains(server: Server) -> None:
-    server.admission.close()
+    server.admission.closed = True
     answer = server.client.post(COMPLETIONS, {"prompt": "x"})
     assert answer.status == 503 and answer.error["code"] == "draining" and "retry-after" in answer.headers
     ready = server.client.get("/ready")

@@ -142,7 +142,10 @@ def _exact(schema: dict[str, Any], place: str) -> dict[str, Any]:
         if isinstance(pattern, str) and len(pattern) > MAX_PATTERN:
             raise SchemaError(f"a pattern of {len(pattern)} characters is too long; at most {MAX_PATTERN} are allowed")
     if "format" in schema:
-        text = {"pattern": _pattern_of(schema.pop("format"))}
+        name = schema.pop("format")
+        if not isinstance(name, str) or name not in FORMATS:
+            raise SchemaError(f"format: {_short(name)} is not supported; expected one of {', '.join(FORMATS)}")
+        text = {"pattern": f"^(?:{FORMATS[name]})$"}
         if "pattern" in schema:
             schema["allOf"] = [*schema.get("allOf", []), text]
         else:
@@ -150,12 +153,6 @@ def _exact(schema: dict[str, Any], place: str) -> dict[str, Any]:
     if "minProperties" in schema:
         _limit_properties(schema, place)
     return schema
-
-
-def _pattern_of(name: Any) -> str:
-    if not isinstance(name, str) or name not in FORMATS:
-        raise SchemaError(f"format: {_short(name)} is not supported; expected one of {', '.join(FORMATS)}")
-    return f"^(?:{FORMATS[name]})$"
 
 
 def _limit_properties(schema: dict[str, Any], place: str) -> None:

@@ -116,7 +116,7 @@ class Admission:
         self.requests = self.sequences = self.slots = 0  # admitted and not yet ended; `slots` that they can come to use
         self.idle = asyncio.Event()  # set while there are none
         self.idle.set()
-        self.closed = False
+        self.closed = False  # whether all are refused, as the server ends
         self._clock = clock
         self._accounts: dict[Caller, _Account] = {}
         self._rate = CompletionRate(clock())
@@ -136,9 +136,6 @@ class Admission:
         if self.requests:  # an idle server admits what its queue could not hold, or would refuse it forever
             self._check_queue(facts, target, now)
         return self._enter(account, facts, now)
-
-    def close(self) -> None:
-        self.closed = True
 
     def _check_queue(self, facts: RequestFacts, target: Identity, now: float) -> None:
         limit = self.limits.max_queued_requests

@@ -116,7 +116,7 @@ class _ApiProcess:
 
     async def _drain(self) -> None:
         admission = self._application.admission
-        admission.close()
+        admission.closed = True
         requests, seconds = admission.requests, self._setup.server.drain_timeout
         logger.info("draining: %d requests have up to %g s to end", requests, seconds)
         with contextlib.suppress(TimeoutError):

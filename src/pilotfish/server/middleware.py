@@ -102,7 +102,10 @@ class RequestMiddleware:
             self._metrics["pilotfish_requests_rejected", str(status)].inc()
         if scope["path"] in PROBES and status == 200:
             return
-        fields = _error_fields(state.error)
+        fields: dict[str, Any] = {}
+        if (error := state.error) is not None:  # also of a broken stream
+            prompt_to_blame = (error.param or "").split(".")[0].split("[")[0] in WITHIN_PROMPTS  # named, never quoted
+            fields = {"param": error.param, "code": error.code, "error": None if prompt_to_blame else str(error)}
         if (record := state.record) is not None and record.reason is not None:
             fields["prompt_tokens"] = record.facts.prompt_tokens
             fields["generation_tokens"] = record.generation_tokens
@@ -138,11 +141,3 @@ async def on_routing_error(request: Request, error: Exception) -> Response:
         message = f"{path} is not allowed; expected {(error.headers or {}).get('Allow')}"
         known = HttpError(405, message, code="method_not_supported", headers=error.headers)
     return error_response(known, request.scope)
-
-
-def _error_fields(error: HttpError | None) -> dict[str, Any]:
-    """The field to blame and the message, also of a broken stream. A prompt is named, never quoted."""
-    if error is None:
-        return {}
-    quotes_prompt = (error.param or "").split(".")[0].split("[")[0] in WITHIN_PROMPTS
-    return {"param": error.param, "code": error.code, "error": None if quotes_prompt else str(error)}

@@ -297,13 +297,11 @@ class Api:
         if prompts_are_logged():
             for prompt in generation.prompts:
                 log_prompt(tokenizer.decode(prompt.tokens))
-        return GenerationResponse(form(generation, tokenizer, self._token_text), self._submit_of(generation), record)
-
-    def _submit_of(self, generation: Generation) -> Submits:
-        if self._cascade is None or generation.cascade is None:
-            return self._engine.submit
-        exact = generation.body.limit[1] is not None
-        return self._cascade.of(generation.cascade, self._names[0], exact=exact)
+        submit: Submits = self._engine.submit
+        if self._cascade is not None and generation.cascade is not None:
+            exact = generation.body.limit[1] is not None
+            submit = self._cascade.of(generation.cascade, self._names[0], exact=exact)
+        return GenerationResponse(form(generation, tokenizer, self._token_text), submit, record)
 
     def _generation(
         self,

@@ -26,7 +26,10 @@ def _joined(schema: dict[str, Any]) -> set[str]:
     """References beside other schemas of the same value, also through each other; a definition is walked once."""
     walk = _Closing(set())
     walk.schema(schema, alone=True)
-    joined, left, definitions = set[str](), list(walk.joined), _definitions(schema)
+    named = {keyword: schema[keyword] for keyword in DEFINED if isinstance(schema.get(keyword), dict)}
+    definitions = {f"#/{keyword}/{name}": each for keyword, all_of in named.items() for name, each in all_of.items()}
+    definitions["#"] = schema
+    joined, left = set[str](), list(walk.joined)
     while left:
         ref = left.pop()
         if ref not in joined:
@@ -35,12 +38,6 @@ def _joined(schema: dict[str, Any]) -> set[str]:
             walk.schema(definitions.get(ref, True), alone=False)
             left += walk.joined
     return joined
-
-
-def _definitions(schema: dict[str, Any]) -> dict[str, Any]:
-    named = {keyword: schema[keyword] for keyword in DEFINED if isinstance(schema.get(keyword), dict)}
-    inner = {f"#/{keyword}/{name}": each for keyword, all_of in named.items() for name, each in all_of.items()}
-    return {"#": schema, **inner}
 
 
 class _Closing:

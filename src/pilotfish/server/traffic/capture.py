@@ -125,7 +125,10 @@ class RequestCapture:
                 self._write(one)
             if time.monotonic() - tidied >= TIDY:
                 tidied = time.monotonic()
-                self._tidy()
+                try:
+                    self._store.tidy()
+                except OSError as error:
+                    logger.warning("capture: what is too old could not be removed: %s", error)
         self._store.close()
 
     def _next(self) -> PendingCapture | None:
@@ -142,12 +145,6 @@ class RequestCapture:
                 self._metrics["pilotfish_captured_requests", "kept"].inc()
         except Exception as error:  # whatever it is, it must not end the thread
             self._lose(str(error))
-
-    def _tidy(self) -> None:
-        try:
-            self._store.tidy()
-        except OSError as error:
-            logger.warning("capture: what is too old could not be removed: %s", error)
 
     def _lose(self, reason: str) -> None:
         self._metrics["pilotfish_captured_requests", "dropped"].inc()
