@@ -13,7 +13,7 @@ from sizes import sized
 
 from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Content, Piece, Reasoning
 from pilotfish.server.answers.event_format import PartWriter
-from pilotfish.server.messages.message_events import Part, beginning, open_block, partial
+from pilotfish.server.messages.message_format import Part, beginning, open_block, partial
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 BLOCK: TypeAdapter[Any] = TypeAdapter(ContentBlock)
@@ -82,7 +82,7 @@ each_output = pytest.mark.parametrize(("pieces", "blocks"), OUTPUTS.values(), id
 def streamed(parts: Iterable[Iterable[Piece]]) -> tuple[list[Part], list[Part]]:
     """Events, and the blocks."""
     numbers = count()
-    made = PartWriter(lambda index, piece: open_block(lambda: f"toolu_{next(numbers)}", index, piece))
+    made = PartWriter(lambda index, piece: open_block(lambda: f"call_{next(numbers)}", index, piece))
     events = [event for pieces in parts for event in made.add(pieces)]
     return events + made.end(), made.parts
 
