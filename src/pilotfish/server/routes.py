@@ -4,7 +4,7 @@ import math
 import time
 import tomllib
 from collections.abc import Iterable
-from functools import cache, cached_property
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ from pilotfish.server.traffic.cascade import Cascade
 from pilotfish.wire.serving import Identity
 
 VERSION = version("pilotfish")
+OPENAPI = msgspec.json.format(Path(__file__).with_name("openapi.json").read_bytes(), indent=-1)
 #: Header that groups requests into a session, for clients whose bodies do not.
 SESSION_HEADER = "x-session-id"
 #: Last tokens of a prompt by which its script is determined.
@@ -193,7 +194,7 @@ class Api:
         return json({"version": VERSION})
 
     async def openapi(self, request: Request) -> Response:  # noqa: ARG002
-        return Response(openapi_document(), media_type="application/json")
+        return Response(OPENAPI, media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
         """Metrics for Prometheus."""
@@ -341,11 +342,6 @@ class Api:
             metrics=speculation.metrics or self._config.metrics,
             cascade=None if cascade is None else cascade.begin(request_tag(request, body), longest),
         )
-
-
-@cache
-def openapi_document() -> bytes:
-    return encode(msgspec.json.decode(Path(__file__).with_name("openapi.json").read_bytes()))
 
 
 def json(answer: Any, status: int = 200) -> Response:
