@@ -28,6 +28,8 @@ WITHIN_MESSAGES = frozenset(_FIELDS["within_messages"])
 WITHIN_PROMPTS = frozenset(_FIELDS["within_prompts"])
 #: Errors' words for some of them.
 INSTEAD: dict[str, str] = _FIELDS["instead"]
+#: For errors about a chat that another body became, by that body's API.
+CHAT_NAMES: dict[str, FieldNames] = _FIELDS["chat_names"]
 SEED = f"an integer 0 to {SEED_LIMIT - 1}, or its digits as text"
 LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer 0 to {MAX_LOGPROBS}")]
 RequestId = Annotated[str, Meta(pattern=r"^[ -~]{1,128}\Z", description="1 to 128 printable ASCII characters")]

@@ -5,7 +5,7 @@ from msgspec import Meta, Struct
 from pilotfish.config.server import ToolTemplate
 from pilotfish.conversation import ExactStruct
 from pilotfish.server.bodies.ignored import Ignored
-from pilotfish.server.bodies.requests import RequestBody, SpeculationOptions
+from pilotfish.server.bodies.requests import CHAT_NAMES, RequestBody, SpeculationOptions
 
 #: Anthropic's rules for a tool's name, and for a budget to think.
 ToolName = Annotated[
@@ -132,12 +132,7 @@ class CountTokensRequest(RequestBody, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None  # this and the next are Pilotfish's own
     tool_template: ToolTemplate | None = None
 
-    chat_names: ClassVar = (
-        (r"^(response_format|structured_outputs)\b", "output_config.format.schema"),
-        (r"^(tools\[\d+\])\.function\.parameters", r"\1.input_schema"),
-        (r"^(tools\[\d+\]|tool_choice)\.function", r"\1"),
-        (r"^stop\b", "stop_sequences"),
-    )
+    chat_names: ClassVar = CHAT_NAMES["messages"]
 
     @classmethod
     def normal(cls, fields: dict[str, Any], ignored: Ignored) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from msgspec import Meta, Struct
 from pilotfish.config.server import ToolTemplate
 from pilotfish.conversation import ExactStruct, Name
 from pilotfish.server.bodies.ignored import Ignored
-from pilotfish.server.bodies.requests import AnyText, JsonObject, JsonSchema, LogprobCount, SharedFields
+from pilotfish.server.bodies.requests import CHAT_NAMES, AnyText, JsonObject, JsonSchema, LogprobCount, SharedFields
 from pilotfish.server.http_errors import bad
 
 ItemState = Literal["in_progress", "completed", "incomplete"]
@@ -183,13 +183,7 @@ class ResponsesRequest(SharedFields, kw_only=True):
     prompt_cache_retention: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    chat_names: ClassVar = (
-        (r"^messages[\w.\[\]]*", "input"),
-        (r"^(max_completion_tokens|max_tokens)\b", "max_output_tokens"),
-        (r"^tool_choice\.allowed_tools", "tool_choice"),
-        (r"^((?:\.?tools\[\d+\])+|tool_choice|tool_choice\.tools\[\d+\])\.function", r"\1"),
-        (r"\bresponse_format(\.json_schema)?\b", "text.format"),
-    )
+    chat_names: ClassVar = CHAT_NAMES["responses"]
 
     @classmethod
     def normal(cls, fields: dict[str, Any], ignored: Ignored) -> dict[str, Any]:
