@@ -26,7 +26,7 @@ def _declared(form: str) -> Mapping[str, list[Told]]:
     found = defaultdict[str, list[Told]](list)
     for name, family in DECLARED.items():
         if form in family and "of" in family:
-            kind, attribute = family["of"].split(".")
+            kind, attribute = family["of"].split(".", 1)
             found[kind].append((name, attrgetter(attribute), family.get("divisor", 1)))
     return found
 
@@ -51,16 +51,13 @@ class FleetMetrics:
 
     def _tell_statuses(self, statuses: Mapping[str, Status]) -> None:
         found = statuses.values()
-        self._metrics["vllm:num_requests_running"].set(sum(status.running for status in found))
-        self._metrics["vllm:num_requests_waiting"].set(sum(status.waiting for status in found))
-        self._metrics["vllm:kv_cache_usage_perc"].set(_used(found))
+        self._tell("fleet", {("", ()): _load(found)})
+        self._tell("statuses", {(replica, ()): status for replica, status in statuses.items()})
         for kind in ("pools", "prefill_pools", "shadows", "tiers"):
             self._tell(kind, _things(statuses, kind))
         self._tell("handovers", _handovers(statuses))
         self._tell("tier_sums", _tier_sums(tier for status in found for tier in status.tiers))
-        self._tell("tier_counts", {(replica, ()): status.tier_counts for replica, status in statuses.items()})
         for replica, status in statuses.items():
-            self._add_total(replica, status.preemptions, "vllm:num_preemptions")
             self._count_moved(replica, status.tiers, status.tier_counts)
         if statuses:
             slots = sum(status.identity.kv_slots for status in found)
@@ -115,14 +112,13 @@ def _totals(value: float | Mapping[str, float] | Sequence[float]) -> Mapping[tup
 
 
 def _with_load(replica: ReplicaHealth) -> SimpleNamespace:
-    found = [] if replica.status is None else [replica.status]
-    load = {name: sum(getattr(status, name) for status in found) for name in ("running", "waiting", "pending_tokens")}
-    return SimpleNamespace(ready=replica.ready, requests=replica.requests, kv_usage=_used(found), **load)
+    return _load([] if replica.status is None else [replica.status], ready=replica.ready, requests=replica.requests)
 
 
-def _used(statuses: Collection[Status]) -> float:
-    slots = sum(status.identity.kv_slots for status in statuses)
-    return 1 - sum(status.free_slots for status in statuses) / slots if slots else 0.0
+def _load(statuses: Collection[Status], **own: Any) -> SimpleNamespace:
+    sums = {name: sum(getattr(one, name) for one in statuses) for name in ("running", "waiting", "pending_tokens")}
+    slots, free = sum(one.identity.kv_slots for one in statuses), sum(one.free_slots for one in statuses)
+    return SimpleNamespace(kv_usage=1 - free / slots if slots else 0.0, **sums, **own)
 
 
 def _things(statuses: Mapping[str, Status], field: str) -> Things:
