@@ -2,6 +2,7 @@
 several sizes. No model runs: a slot holds a block of tokens, and requests come one at a time."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from pilotfish.cli.bench.report import ProgressBar, Report, Row
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.errors import ParameterError
-from pilotfish.plan.trace import BLOCK_TOKENS, TracedRequest, read_trace
+from pilotfish.plan.trace import BLOCK_TOKENS, read_trace
 
 LRU = "LRU"
 #: Of the tenants' requests: their number; tenants, of which the i-th sends 1/i as many as the first; blocks that begin
@@ -19,12 +20,20 @@ LRU = "LRU"
 REQUESTS, TENANTS, SYSTEM_BLOCKS, OTHER_BLOCKS, DOCUMENT_EVERY, DOCUMENT_BLOCKS = 10_000, 200, 8, 16, 20, 128
 
 
+@dataclass(frozen=True)
+class TracedRequest:
+    input_length: int
+    hash_ids: list[int]
+    salt: str | None = None
+
+
 def run_eviction(options: Options, progress: ProgressBar) -> Report:
     """Hit rates: of all prompts' tokens, the share that was found."""
     capacities, shares = options.capacities, options.shares
     workloads = {"tenants": tenants()}
     if options.trace:
-        workloads = {"trace": read_trace(Path(options.trace), TracedRequest), **workloads}
+        trace = [TracedRequest(one.input_length, one.hash_ids) for one in read_trace(Path(options.trace))]
+        workloads = {"trace": trace, **workloads}
     longest = max(len(one.hash_ids) for arrivals in workloads.values() for one in arrivals)
     if min(capacities) < longest:
         raise ParameterError("capacities", options.capacities, f"at least {longest}, the blocks of the longest request")

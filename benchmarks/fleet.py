@@ -17,7 +17,7 @@ from pilotfish.cli.bench.report import ProgressBar, Report, Row
 from pilotfish.config.hardware.cost import place
 from pilotfish.core.routing.router import Router
 from pilotfish.errors import ParameterError
-from pilotfish.plan.trace import BLOCK_TOKENS, TracedRequest, read_trace
+from pilotfish.plan.trace import BLOCK_TOKENS, read_trace
 
 ROUTINGS: dict[str, Callable[[], Router]] = {"round-robin": RoundRobin, "power-of-two": PowerOfTwo, "prefix": Router}
 #: Of the time, before anything counts: caches are empty at first.
@@ -57,7 +57,7 @@ def traffic_of(options: Options) -> Callable[[int], Iterable[SimulatedRequest]]:
         )
     trace = [
         RecordedRequest(one.timestamp / 1000, one.input_length, one.output_length, tuple(one.hash_ids))
-        for one in read_trace(Path(options.trace), TracedRequest)
+        for one in read_trace(Path(options.trace))
     ]
     own = len(trace) / max(trace[-1].at, 1e-3)
     return lambda targets: RecordedTraffic(trace, rate * targets / own, seconds, BLOCK_TOKENS)

@@ -3,7 +3,7 @@
 import gzip
 import zlib
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
@@ -16,27 +16,16 @@ BLOCK_TOKENS = 512
 TokenCount = Annotated[int, Meta(ge=1)]
 
 
-class TracedRequest(Struct, frozen=True):
+class TimedRequest(Struct, frozen=True):
     """Equal hashes are blocks that begin with equal prefixes."""
 
-    input_length: TokenCount
-    hash_ids: Annotated[list[int], Meta(min_length=1)]
-    salt: str | None = None
-    timestamp: Annotated[float, Meta(ge=0)] = 0.0  # milliseconds
-    output_length: Annotated[int, Meta(ge=0)] = 0
-
-
-class TimedRequest(Struct, frozen=True):
     timestamp: Annotated[float, Meta(ge=0)]  # milliseconds
     input_length: TokenCount
     output_length: TokenCount
     hash_ids: Annotated[list[int], Meta(min_length=1)]
 
 
-Record = TypeVar("Record", TracedRequest, TimedRequest)
-
-
-def read_trace(path: Path, kind: type[Record]) -> list[Record]:
+def read_trace(path: Path) -> list[TimedRequest]:
     """A name that ends with .gz is compressed. InputError names the first bad line."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -45,12 +34,12 @@ def read_trace(path: Path, kind: type[Record]) -> list[Record]:
         raise InputError(f"trace: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not lines:
         raise InputError(f"trace: {path} has no rows; one JSON object a line is needed")
-    return [_request(line, f"{path}:{i}", kind) for i, line in enumerate(lines, 1)]
+    return [_request(line, f"{path}:{i}") for i, line in enumerate(lines, 1)]
 
 
-def _request(line: bytes, place: str, kind: type[Record]) -> Record:
+def _request(line: bytes, place: str) -> TimedRequest:
     try:
-        return msgspec.json.decode(line, type=kind)
+        return msgspec.json.decode(line, type=TimedRequest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        needed = ", ".join(field.name for field in msgspec.structs.fields(kind) if field.required)
+        needed = ", ".join(TimedRequest.__struct_fields__)
         raise InputError(f"trace: {place} is not allowed ({error}); expected an object with {needed}") from error

@@ -102,10 +102,10 @@ def whatif(
 ) -> None:
     """Plan for the traffic of TRACE: for its mean, and for its busiest minute. A plan's own workload is not used."""
     from pilotfish.plan.planner.recorded import recorded_load
-    from pilotfish.plan.trace import TimedRequest, read_trace
+    from pilotfish.plan.trace import read_trace
 
     record = _record(plan, situation, limits)
-    load = recorded_load(read_trace(trace, TimedRequest))
+    load = recorded_load(read_trace(trace))
     choices = {
         name: _choose({**record, "workload": to_builtins(load.demand(rate))}, plan)
         for name, rate in (("mean", load.mean), ("peak", load.peak))

@@ -16,7 +16,7 @@ from pilotfish.cli.bench.serving.options import ServeBenchOptions
 from pilotfish.cli.bench.serving.requests import RequestSession, ServerRequest
 from pilotfish.cli.bench.serving.texts import TextMaker
 from pilotfish.errors import ParameterError, PromptError
-from pilotfish.plan.trace import BLOCK_TOKENS, TimedRequest, read_trace
+from pilotfish.plan.trace import BLOCK_TOKENS, read_trace
 from pilotfish.prompts import BadRow, Row, read_rows
 
 #: Numbers that keep draws apart which have a seed in common.
@@ -104,7 +104,7 @@ def replayed(options: ServeBenchOptions, tokenizer: Any) -> Iterator[RequestSess
     """Of a trace in Mooncake's format a session for each line, at its time; blocks with equal hashes are equal texts.
     InputError names the first line that lacks a field."""
     assert options.trace is not None
-    requests, scale = read_trace(options.trace, TimedRequest), options.block_tokens / BLOCK_TOKENS
+    requests, scale = read_trace(options.trace), options.block_tokens / BLOCK_TOKENS
 
     @lru_cache(1 << 14)
     def block(hash_id: int) -> str:
