@@ -10,7 +10,7 @@ from fleets.simulated_target import TargetPlan
 from pilotfish.config.hardware.cost import ForwardLoad, PlacedModel
 from pilotfish.config.hardware.tables import PILOTFISH
 from pilotfish.core.scheduling.budget import BUCKETS
-from pilotfish.plan.planner.prompts import CHUNK, EXPOSED
+from pilotfish.plan.planner.load import CHUNK, EXPOSED
 
 #: Tokens of a sequence for which a target's guesses are chosen.
 CONTEXT = 4096

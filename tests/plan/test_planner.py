@@ -14,18 +14,15 @@ from pilotfish.config.hardware.shapes import MODELS
 from pilotfish.config.hardware.tables import DEVICES, LINKS, PILOTFISH
 from pilotfish.errors import ParameterError
 from pilotfish.plan.planner.acceptance import CHAINS, GuessedTree, PairAcceptance, published_acceptance
-from pilotfish.plan.planner.choice import choose, shortfall
-from pilotfish.plan.planner.crossover import break_even, gain, paying_ranges
+from pilotfish.plan.planner.choice import break_even, choose, gain, paying_ranges, shortfall
 from pilotfish.plan.planner.decoding import STALE, best_step, plain_step, speculative_step
 from pilotfish.plan.planner.demand import Demand, LoadLimits, RequestKind
 from pilotfish.plan.planner.deployment import Deployment, DraftPlacement, Mode, PrefillPlacement
-from pilotfish.plan.planner.load import LoadedDeployment
+from pilotfish.plan.planner.load import LoadedDeployment, PromptWork, hand_over_seconds, prompt_time, wait_seconds
 from pilotfish.plan.planner.outlook import outlook
-from pilotfish.plan.planner.prompts import PromptWork, hand_over_seconds, prompt_time, wait_seconds
 from pilotfish.plan.planner.recorded import recorded_load
 from pilotfish.plan.planner.situation import OfferedDevice, OfferedDraft, OfferedPlacement, PlannedTier, Situation
-from pilotfish.plan.predicting import RunModel, SyncInputs
-from pilotfish.plan.published import PUBLISHED, error_band
+from pilotfish.plan.published import PUBLISHED, RunModel, SyncInputs, error_band
 from pilotfish.plan.rounds import tokens_of_chain
 from pilotfish.plan.trace import TimedRequest
 
