@@ -141,11 +141,7 @@ def drawn_acceptance(
     tokens = (guesses[:, 0] + right) % vocab
     prompts = random.integers(vocab, size=(sequences, prompt)).tolist()
     pair = TracedPair("drawn", f"{acceptance:g}", 0.0, vocab)
-    return AcceptanceTrace(pair, prompts, np.arange(sequences) * output, tokens, *_falling(guesses, chances))
-
-
-def _falling(guesses: Ints, chances: Floats) -> tuple[Ints, Floats]:
-    """[n, width] guesses and log-chances, likeliest first."""
-    order = np.argsort(-chances, axis=1, kind="stable")
-    log_chances = np.log(np.maximum(np.take_along_axis(chances, order, axis=1), 1e-9))
-    return np.take_along_axis(guesses, order, axis=1), log_chances
+    order = np.argsort(-chances, axis=1, kind="stable")  # likeliest first
+    guesses, chances = (np.take_along_axis(each, order, axis=1) for each in (guesses, chances))
+    begins = np.arange(sequences) * output
+    return AcceptanceTrace(pair, prompts, begins, tokens, guesses, np.log(np.maximum(chances, 1e-9)))

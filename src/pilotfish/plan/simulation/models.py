@@ -66,7 +66,9 @@ class ReplayedModel:
         return rows
 
     def execute(self, rows: Sequence[SequenceRows], sampling: Sampling) -> Outcome:
-        seconds = self.cost(load_of(rows))
+        context = sum(len(sequence.prefix_slots) for sequence in rows) / max(len(rows), 1)
+        num_rows = sum(sequence.num_rows for sequence in rows)
+        seconds = self.cost(ForwardLoad(rows=num_rows, sequences=len(rows), context=context))
         self.clock.now += seconds
         spent = ForwardSeconds(model=seconds)
         if not len(sampling):
@@ -79,8 +81,3 @@ class ReplayedModel:
         if trace.pair.temperature:  # they are chances among those that are asked for (model/sampling.py)
             log_chances = log_chances - np.logaddexp.reduce(log_chances, axis=1, keepdims=True)
         return Outcome(trace.guesses[places, :k], log_chances, seconds=spent)
-
-
-def load_of(rows: Sequence[SequenceRows]) -> ForwardLoad:
-    context = sum(len(sequence.prefix_slots) for sequence in rows) / max(len(rows), 1)
-    return ForwardLoad(rows=sum(sequence.num_rows for sequence in rows), sequences=len(rows), context=context)
