@@ -2,7 +2,6 @@
 
 import json
 import re
-import tomllib
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typer.core import TyperCommand, TyperOption
 
 from pilotfish.command import Given
 from pilotfish.config.engine import EngineConfig
+from pilotfish.config.hardware.tables import read_table
 from pilotfish.errors import InputError, ParameterError, UnknownOptionError
 from pilotfish.options import Option, options_of
 
@@ -22,7 +22,7 @@ from pilotfish.options import Option, options_of
 SEVERAL = ("--served-model-name", "--api-key")
 #: Options that name the model to serve.
 MODEL = ("--model", "--target", "--pair")
-_TABLES = tomllib.loads(Path(__file__).with_name("vllm.toml").read_text(encoding="utf-8"))
+_TABLES = read_table(__file__, "vllm", dict[str, Any])
 
 
 @dataclass(frozen=True)

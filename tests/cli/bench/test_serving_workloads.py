@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from command_runs import write_rows
 
-from pilotfish.cli.bench.serving.generators import GENERATORS
 from pilotfish.cli.bench.serving.loads import arrival_times, burst_times, loads_of, times_of
 from pilotfish.cli.bench.serving.options import ServeBenchOptions
 from pilotfish.cli.bench.serving.requests import RequestSession, joined
 from pilotfish.cli.bench.serving.texts import TextMaker, load_counter
-from pilotfish.cli.bench.serving.workloads import parts_of, sessions_of, take_sessions
+from pilotfish.cli.bench.serving.workloads import SHAPES, parts_of, sessions_of, take_sessions
 from pilotfish.errors import InputError, ParameterError, PromptError
 
 TOKENIZER = load_counter("")
@@ -36,13 +35,13 @@ def tokens(text: str) -> int:
 # -- generators
 
 
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("name", SHAPES)
 def test_a_seed_gives_the_same_sessions_each_time(name: str) -> None:
     assert first(3, workload=name) == first(3, workload=name)
     assert first(3, workload=name) != first(3, workload=name, seed=1)
 
 
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("name", SHAPES)
 def test_lengths_are_as_options_say(name: str) -> None:
     for session in first(4, workload=name, prompt_tokens=200, answer_tokens=17, spread=0.0):
         text = joined(session.turns[0].messages)

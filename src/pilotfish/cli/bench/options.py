@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Struct, field
 
 from pilotfish.cli.bench.serving.options import ServeBenchOptions
 from pilotfish.cli.bench.workload import Job, Prompt, Workload, first_of_each, load_prompts
 from pilotfish.config.engine import EngineConfig
+from pilotfish.config.hardware.tables import read_table
 from pilotfish.core.sampling.sampling_params import MAX_TOKENS
 from pilotfish.engine.pairs import PairDirs, resolve_pair
 from pilotfish.errors import ParameterError
@@ -165,4 +165,4 @@ class Bench(Struct, frozen=True):
 #: Benches whose options are theirs alone.
 OWN: dict[str, Any] = {"serve": ServeBenchOptions}
 #: By command.
-BENCHES = msgspec.toml.decode(Path(__file__).with_name("benches.toml").read_bytes(), type=dict[str, Bench])
+BENCHES = read_table(__file__, "benches", dict[str, Bench])

@@ -3,13 +3,12 @@ read like reports, questions and code, but mean nothing; words repeat more than 
 
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 
+from pilotfish.config.hardware.tables import read_table
 from pilotfish.engine.pairs import resolve_pair
 from pilotfish.errors import ParameterError
 
@@ -23,14 +22,11 @@ Kind = Literal["sentences", "functions", "questions", "tasks"]
 class Vocabulary(Struct, frozen=True):
     """Templates of each kind, with places in braces, and the words for each place."""
 
-    sentences: list[str]
-    questions: list[str]
-    tasks: list[str]
-    functions: list[str]
+    templates: dict[Kind, list[str]]
     words: dict[str, list[str]]
 
 
-VOCABULARY = msgspec.toml.decode(Path(__file__).with_name("texts.toml").read_bytes(), type=Vocabulary)
+VOCABULARY = read_table(__file__, "texts", Vocabulary)
 
 
 def load_counter(path: str) -> Any:
@@ -59,7 +55,7 @@ class TextMaker:
         return max(1, round(mean * (1 + spread * float(self.draw.uniform(-1, 1)))))
 
     def one(self, kind: Kind) -> str:
-        return _PLACE.sub(lambda place: self._word(place[1]), self.choice(getattr(VOCABULARY, kind)))
+        return _PLACE.sub(lambda place: self._word(place[1]), self.choice(VOCABULARY.templates[kind]))
 
     def take(self, tokens: int, kind: Kind = "sentences") -> str:
         """A text of so many tokens, cut at its end; of a few more or less where it is tokenized with what stands

@@ -1,7 +1,8 @@
 """Where requests come from: generated workloads and mixes of them, prompt files, traces."""
 
+import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, count
@@ -9,12 +10,13 @@ from math import ceil
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
-from pilotfish.cli.bench.serving.generators import GENERATORS, GeneratedTask, SessionGenerator, WorkloadShape
 from pilotfish.cli.bench.serving.options import ServeBenchOptions
-from pilotfish.cli.bench.serving.requests import RequestSession, ServerRequest
-from pilotfish.cli.bench.serving.texts import TextMaker
+from pilotfish.cli.bench.serving.requests import Message, RequestSession, ServerRequest
+from pilotfish.cli.bench.serving.texts import Kind, TextMaker
+from pilotfish.config.hardware.tables import read_table
 from pilotfish.errors import ParameterError, PromptError
 from pilotfish.plan.trace import BLOCK_TOKENS, read_trace
 from pilotfish.prompts import BadRow, Row, read_rows
@@ -25,11 +27,32 @@ _TEXT, _SHARED, _KIND, _BLOCK = range(4)
 ANSWER = 128
 
 
+class WorkloadShape(Struct, frozen=True):
+    """As workloads.toml has it."""
+
+    prompt: int
+    answer: int  # max_tokens
+    turns: int = 1
+    message: int = 0  # each turn after the first: a question, or what a tool has returned
+    spread: float = 0.0  # lengths vary by up to this share
+    kind: Kind = "sentences"
+    words: str = ""
+
+
+SHAPES = read_table(__file__, "workloads", dict[str, WorkloadShape])
+
+
+class GeneratedTask(Struct, frozen=True):
+    """What a turn adds: its messages, and other fields of the request's body."""
+
+    messages: Sequence[Message]
+    fields: Mapping[str, Any] = {}
+
+
 @dataclass(frozen=True)
 class WorkloadPart:
     name: str
     weight: float
-    generate: SessionGenerator
     shape: WorkloadShape
 
 
@@ -55,7 +78,8 @@ def generated(options: ServeBenchOptions, tokenizer: Any) -> Iterator[RequestSes
     for number in count():
         part = parts[int(draw.choice(len(parts), p=weights / weights.sum()))]
         shared = TextMaker(tokenizer, (seed, _SHARED, zlib.crc32(part.name.encode())))
-        asks = part.generate(TextMaker(tokenizer, (seed, _TEXT, number)), part.shape, shared)
+        generate = GENERATORS.get(part.name, asking)
+        asks = generate(TextMaker(tokenizer, (seed, _TEXT, number)), part.shape, shared)
         yield session_of(f"{part.name}-{number}", part.name, asks, part.shape.answer)
 
 
@@ -70,14 +94,14 @@ def _part(text: str, options: ServeBenchOptions) -> WorkloadPart:
         share = float(weight or 1)
     except ValueError:
         share = 0.0
-    if name not in GENERATORS or not 0 < share < float("inf"):
-        raise ParameterError("workload", options.workload, f"NAME or NAME:WEIGHT of {', '.join(GENERATORS)}")
-    generate, shape = GENERATORS[name]
+    if name not in SHAPES or not 0 < share < float("inf"):
+        raise ParameterError("workload", options.workload, f"NAME or NAME:WEIGHT of {', '.join(SHAPES)}")
+    shape = SHAPES[name]
     given = {"prompt": options.prompt_tokens, "answer": options.answer_tokens}
     if shape.turns > 1:
         given["turns"] = options.turns
     changes = {key: value for key, value in given.items() if value is not None}
-    return WorkloadPart(name, share, generate, replace(shape, spread=options.spread, **changes))
+    return WorkloadPart(name, share, replace(shape, spread=options.spread, **changes))
 
 
 def session_of(name: str, category: str, asks: Iterable[GeneratedTask], answer: int) -> RequestSession:
@@ -146,3 +170,70 @@ def take_sessions(found: Iterator[RequestSession], requests: int) -> list[Reques
         taken.append(session)
         turns += len(session.turns)
     return taken
+
+
+# -- what generated sessions ask, turn by turn
+
+
+#: Makes the turns of a session, out of a text maker of its own and one that all sessions of the workload share.
+SessionGenerator = Callable[[TextMaker, WorkloadShape, TextMaker], list[GeneratedTask]]
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def asking(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[GeneratedTask]:
+    taken = text.take(text.length(shape.prompt, shape.spread), shape.kind)
+    return [GeneratedTask([_user(shape.words.format(text=taken, question=text.one("questions")))])]
+
+
+def sessions(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[GeneratedTask]:
+    lengths = [shape.prompt, *[shape.message] * (shape.turns - 1)]
+    return [GeneratedTask([_user(text.take(text.length(mean, shape.spread), "questions"))]) for mean in lengths]
+
+
+def structured(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[GeneratedTask]:
+    name = text.choice(list(SCHEMAS))
+    report = text.take(text.length(shape.prompt, shape.spread))
+    asked = f"Write down the {name} of this report as JSON.\n\n{report}"
+    return [GeneratedTask([_user(asked)], _reply(name, SCHEMAS[name]))]
+
+
+def agents(text: TextMaker, shape: WorkloadShape, shared: TextMaker) -> list[GeneratedTask]:
+    """A task in steps. All tasks share a system prompt with the tools' schemas; replies are an action in JSON, and what
+    the tool has returned is the user's next turn."""
+    tools = "\n".join(json.dumps({"name": name, "parameters": schema}) for name, schema in ARGUMENTS.items())
+    rules, fields = shared.take(shape.prompt), _reply("action", ACTION)
+    system = {"role": "system", "content": f"You are an agent. Reply with one action.\n{tools}\n{rules}"}
+    results = [text.take(text.length(shape.message, shape.spread)) for _ in range(shape.turns - 1)]
+    first = GeneratedTask([system, _user(f"Task: {text.one('tasks')}")], fields)
+    return [first, *(GeneratedTask([_user(result)], fields) for result in results)]
+
+
+def _reply(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}}
+
+
+def _object(**properties: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+_STRING, _NUMBER = {"type": "string", "maxLength": 60}, {"type": "integer", "minimum": 0, "maximum": 9999}
+_STRINGS = {"type": "array", "items": _STRING, "maxItems": 4}
+SCHEMAS = {
+    "event": _object(name=_STRING, place=_STRING, people=_STRINGS),
+    "order": _object(customer=_STRING, item=_STRING, count=_NUMBER, urgent={"type": "boolean"}),
+    "people": _object(names=_STRINGS, roles=_STRINGS),
+    "rating": _object(score={"type": "integer", "minimum": 1, "maximum": 5}, reason=_STRING),
+}
+ARGUMENTS = {
+    "search": _object(query=_STRING),
+    "read_file": _object(path=_STRING, line=_NUMBER),
+    "order": _object(item=_STRING, count=_NUMBER),
+    "finish": _object(answer=_STRING),
+}
+ACTION = _object(thought=_STRING, tool={"enum": list(ARGUMENTS)}, argument=_STRING)
+
+#: Of workloads that do more than ask for one thing.
+GENERATORS: dict[str, SessionGenerator] = {"sessions": sessions, "agents": agents, "json": structured}
