@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from refusals import refused
 
-from pilotfish.cluster.commands import worker_command
-from pilotfish.cluster.config import MAX_FILE, ClusterConfig, cluster_config, read_cluster_config
+from pilotfish.cluster.config import MAX_FILE, ClusterConfig, cluster_config, read_cluster_config, worker_command
 from pilotfish.errors import InputError
 
 WHOLE = """

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,8 @@ DEPLOYMENTS: Mapping[Role, str] = {"api": "Api", "target": "Target", "draft": "D
 MAX_FILE, LONGEST = 1 << 16, 2000
 #: Where pools listen until they know their host.
 LISTEN = "tcp://127.0.0.1:0"
+#: Files in a process's directory: its allowlist, where the cluster has a key; the pools, for a target.
+ALLOW, MEMBERS = "allow", "members.json"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _RESOURCE = re.compile(r"[A-Za-z_][\w.:/-]{0,63}")
 #: Ray's own resources, and what asks for them.
@@ -171,6 +174,35 @@ def known_options(role: Role) -> dict[str, Option]:
 def _divided(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     model = {name: value for name, value in options.items() if name in options_of(EngineConfig)}
     return model, {name: value for name, value in options.items() if name not in model}
+
+
+# -- the command of a role's process
+
+
+def worker_command(config: ClusterConfig, role: Role, endpoint: str, name: str, directory: Path) -> list[str]:
+    model = {"draft": "--draft", "prefill": "--target", "target": "--target"}[role]
+    own = [f"{model}={config.model_of(role)}", f"--listen={endpoint}", f"--name={name}", "--json"]
+    if config.of(role).revision:
+        own += [f"--revision={config.of(role).revision}"]
+    if role == "target" and config.pools:
+        own += [f"--members={directory / MEMBERS}", *(["--mode=async"] if "draft" in config.pools else [])]
+        own += [f"--{pool}-key={config.key}" for pool in config.pools if config.key is not None]
+    if config.key is not None:
+        own += [f"--key={config.key}", f"--allow={directory / ALLOW}"]
+    if config.insecure:
+        own += ["--insecure"]
+    known = known_options(role)
+    given = [flag for name, value in config.of(role).options.items() for flag in flags(known[name], value)]
+    return [sys.executable, "-m", "pilotfish", role, *own, *given]
+
+
+def flags(option: Option, value: Any) -> list[str]:
+    if value is None or value == option.default:
+        return []
+    names = option.extra.get("names") or (f"--{option.name.replace('_', '-')}",)
+    if option.kind is bool:
+        return [names[0].split("/")[0 if value else 1]]
+    return [f"{names[0]}={value}"]
 
 
 # -- reading

@@ -13,8 +13,7 @@ from typing import Any
 import ray
 from ray import serve
 
-from pilotfish.cluster.commands import ALLOW, MEMBERS, worker_command
-from pilotfish.cluster.config import ClusterConfig, Role
+from pilotfish.cluster.config import ALLOW, MEMBERS, ClusterConfig, Role, worker_command
 from pilotfish.cluster.listing import introduction
 from pilotfish.engine.processes.launch import Supervisor, WorkerState
 from pilotfish.engine.processes.process import WorkerSpec
