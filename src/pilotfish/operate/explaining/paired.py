@@ -77,7 +77,8 @@ class CellSums:
         of a tree. NaN: nothing to divide by."""
         wanted = self["trees"] + self["late"]
         pairs = ((wanted, self["steps"]), (self["trees"], wanted), (self["accepted"], self["trees"]))
-        return np.stack([divided(part, whole) for part, whole in pairs], axis=1)
+        found = [np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0) for part, whole in pairs]
+        return np.stack(found, axis=1)
 
 
 @dataclass(frozen=True)
@@ -128,11 +129,6 @@ class PairedCells:
         nothing = [0.0] * before.shape[1]
         changes = [product_effects(old, new) if common else nothing for old, new, common in pairs]
         return np.array(changes, np.float64)
-
-
-def divided(part: Floats, whole: Floats) -> Floats:
-    quotients: Floats = np.divide(part, whole, out=np.full(np.shape(whole), np.nan), where=whole > 0)
-    return quotients
 
 
 def _known(factors: Floats, others: Floats) -> list[list[float]]:

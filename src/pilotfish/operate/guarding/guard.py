@@ -54,10 +54,8 @@ class GuardedVariant(Struct, frozen=True, kw_only=True):
 
 class VariantGuard:
     def __init__(self, name: str) -> None:
-        self.state: VariantState = "live"
+        self.standing = GuardedVariant(state="live", since=None, reason="", next_trial=None)
         self._name = name
-        self._since: float | None = None
-        self._reason = ""
         self._pause = PAUSE
         self._restored = -inf
         self._seen = -inf  # the last observation
@@ -69,28 +67,20 @@ class VariantGuard:
     @property
     def share(self) -> float:
         """Share of its requests that may speculate. It is not too small for few requests, which would tell nothing."""
-        if self.state != "trial":
-            return float(self.state == "live")
-        doublings = int((self._seen - (self._since or 0.0)) / PATIENCE)
+        if self.standing.state != "trial":
+            return float(self.standing.state == "live")
+        doublings = int((self._seen - (self.standing.since or 0.0)) / PATIENCE)
         return min(1.0, TRIAL * 2.0 ** min(doublings, 64))
 
     def observe(self, own: GuardReading, holdout: GuardReading, now: float) -> GuardEvent | None:
         self._seen = now
-        if self.state == "live":
+        if self.standing.state == "live":
             reason = self._evidence.collapse(own, holdout)
             return self._cut(reason, now) if reason else None
-        if self.state == "cut":
-            return self._try_again(now) if now >= self._trial_at else None
+        if self.standing.next_trial is not None:
+            return self._try_again(now) if now >= self.standing.next_trial else None
         slower = self._evidence.is_slower(own, holdout)
         return None if slower is None else self._fail(now) if slower else self._restore(now)
-
-    def told(self) -> GuardedVariant:
-        next_trial = self._trial_at if self.state == "cut" else None
-        return GuardedVariant(state=self.state, since=self._since, reason=self._reason, next_trial=next_trial)
-
-    @property
-    def _trial_at(self) -> float:
-        return (self._since or 0.0) + self._pause
 
     def _cut(self, reason: str, now: float) -> GuardEvent:
         soon = now - self._restored < LONGEST_PAUSE  # after a trial that should have failed
@@ -113,7 +103,8 @@ class VariantGuard:
         return min(2 * self._pause, LONGEST_PAUSE)
 
     def _change(self, state: VariantState, kind: EventKind, reason: str, now: float) -> GuardEvent:
-        self.state, self._since, self._reason = state, now, reason
+        next_trial = now + self._pause if state == "cut" else None
+        self.standing = GuardedVariant(state=state, since=now, reason=reason, next_trial=next_trial)
         return GuardEvent(at=now, variant=self._name, kind=kind, reason=reason)
 
 
@@ -153,4 +144,4 @@ class Guard:
         return self._variants[variant].share
 
     def told(self) -> dict[str, GuardedVariant]:
-        return {name: guarded.told() for name, guarded in self._variants.items()}
+        return {name: guarded.standing for name, guarded in self._variants.items()}
