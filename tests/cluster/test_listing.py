@@ -9,7 +9,7 @@ import pytest
 
 from pilotfish.cluster.config import Role, cluster_config
 from pilotfish.cluster.heard import LISTENERS, Listed
-from pilotfish.cluster.listing import Listing, MembersListing, introduction
+from pilotfish.cluster.listing import Listing, introduction
 from pilotfish.engine.targets.members import Members
 
 CONFIG = cluster_config({"roles": {"api": {}, "target": {"model": "/models/target"}}})
@@ -55,10 +55,11 @@ def test_a_process_that_follows_an_application_routes_nothing_to_it() -> None:
 
 
 def test_members_are_written_after_each_change(tmp_path: Path) -> None:
-    listing = MembersListing(CONFIG, ("target",), tmp_path / "members.json")
+    path = tmp_path / "members.json"
+    listing = Listing(CONFIG, ("target",), path)
     assert not listing.serving
     for ids in (["a"], ["a", "b"]):
         LISTENERS["pilotfish-target"]([listed("target", id, f"tcp://10.0.0.1:{ord(id)}") for id in ids])
-        written = msgspec.json.decode(listing.path.read_bytes(), type=Members)
+        written = msgspec.json.decode(path.read_bytes(), type=Members)
         assert [member.name for member in written.targets] == [f"target-{id}" for id in ids] and listing.serving
     listing.close()

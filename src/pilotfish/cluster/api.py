@@ -15,7 +15,7 @@ from typing import Any
 from starlette.applications import Starlette
 
 from pilotfish.cluster.config import ClusterConfig, Role
-from pilotfish.cluster.listing import MembersListing, introduction
+from pilotfish.cluster.listing import Listing, introduction
 from pilotfish.cluster.preflight import clients
 from pilotfish.cluster.worker import own_id
 from pilotfish.errors import EngineError
@@ -43,7 +43,7 @@ class ServedApi:
         self._about = introduction(config, role, own_id(config, role))
         self._directory = Path(tempfile.mkdtemp(prefix="pilotfish-"))
         members = self._directory / "members.json"
-        self._members = MembersListing(config, ("target",), members)
+        self._members = Listing(config, ("target",), members)
         self._application = Application(server_setup(config, members))
         await self._application.start()
         self._watching = asyncio.create_task(self._watch())

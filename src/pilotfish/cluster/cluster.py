@@ -19,7 +19,7 @@ from pilotfish.cluster.alpha import deployment_details, run_applications
 from pilotfish.cluster.app import application
 from pilotfish.cluster.config import DEPLOYMENTS, ROLES, ClusterConfig, Role
 from pilotfish.cluster.heard import Listed
-from pilotfish.cluster.listing import Listing, MembersListing
+from pilotfish.cluster.listing import Listing
 from pilotfish.cluster.preflight import Host, HostReport
 from pilotfish.errors import EngineError, InputError, ParameterError
 
@@ -158,8 +158,9 @@ def members_of(config: ClusterConfig) -> Iterator[Path]:
     with connected(config.address), tempfile.TemporaryDirectory(prefix="pilotfish-") as directory:
         if "target" not in _deployed(config):
             raise ParameterError("cluster", config.name, "one that is up, as `pilotfish cluster up` brings it")
-        with closing(MembersListing(config, ("target",), Path(directory) / "members.json")) as listing:
-            yield listing.path
+        members = Path(directory) / "members.json"
+        with closing(Listing(config, ("target",), members)):
+            yield members
 
 
 def rows(config: ClusterConfig) -> list[dict[str, Any]]:

@@ -29,19 +29,26 @@ def introduction(config: ClusterConfig, role: Role, id: str, endpoint: str = "",
 
 #: Seconds that pools drain: sessions move with their next commit, prompts take longer.
 POOL_DRAIN = 5.0
+#: Which members a role's processes are.
+_FIELDS: Mapping[Role, str] = {"target": "targets", "draft": "draft_pools", "prefill": "prefill_pools"}
 
 
 class Listing:
-    def __init__(self, config: ClusterConfig, roles: Sequence[Role]) -> None:
+    def __init__(self, config: ClusterConfig, roles: Sequence[Role], path: Path | None = None) -> None:
+        """Members are written to `path`, if there is one, after each change."""
         from pilotfish.cluster.alpha import follow
 
-        self._config, self._roles = config, roles
+        self._config, self._roles, self._path = config, roles, path
+        self._written: Members | None = None
+        self._writing, self._made = threading.Lock(), False
         self._replicas: dict[Role, Sequence[Listed]] = {}
         self._left: dict[Role, Mapping[Member, float]] = {}  # who has left, and until when it drains
         self._told = threading.Condition()
         for role in roles:
             LISTENERS[config.application(role)] = partial(self._take, role)
         self._handles = [follow(config.application(role), DEPLOYMENTS[role]) for role in roles]
+        self._made = True
+        self._changed()
 
     def close(self) -> None:
         for handle in self._handles:
@@ -56,6 +63,10 @@ class Listing:
         left = [member for member, until in self._left.get(role, {}).items() if until > now]
         draining = [msgspec.structs.replace(member, draining=True) for member in left if member.endpoint not in taken]
         return (*present, *draining)
+
+    @property
+    def serving(self) -> bool:
+        return any(one.load.get("ready") for role in self._roles for one in self.of(role))
 
     def wait(self, seconds: float) -> None:
         with self._told:
@@ -72,7 +83,14 @@ class Listing:
         self._changed()
 
     def _changed(self) -> None:
-        """After each change, on any thread."""
+        """On any thread. Ray tells of the first ones while it is still asked for the others, and must not wait."""
+        if self._path is None or not self._made:
+            return
+        with self._writing:
+            members = Members(**{_FIELDS[role]: self.members(role) for role in self._roles})
+            if members != self._written:
+                write_members(self._path, members)
+                self._written = members
 
     def _until(self, role: Role) -> float:
         seconds = self._config.drain_timeout if role == "target" else POOL_DRAIN
@@ -84,31 +102,3 @@ class Listing:
 
 def _members(replicas: Sequence[Listed]) -> set[Member]:
     return {one.member for one in replicas if one.about["endpoint"]}
-
-
-#: Which members a role's processes are.
-_FIELDS: Mapping[Role, str] = {"target": "targets", "draft": "draft_pools", "prefill": "prefill_pools"}
-
-
-class MembersListing(Listing):
-    def __init__(self, config: ClusterConfig, roles: Sequence[Role], path: Path) -> None:
-        self.path = path
-        self._written: Members | None = None
-        self._writing, self._made = threading.Lock(), False
-        super().__init__(config, roles)
-        self._made = True
-        self._changed()
-
-    @property
-    def serving(self) -> bool:
-        return any(one.load.get("ready") for role in self._roles for one in self.of(role))
-
-    def _changed(self) -> None:
-        """Ray tells of the first ones while it is still asked for the others, and must not wait for that."""
-        if not self._made:
-            return
-        with self._writing:
-            members = Members(**{_FIELDS[role]: self.members(role) for role in self._roles})
-            if members != self._written:
-                write_members(self.path, members)
-                self._written = members

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pilotfish.cluster.config import ClusterConfig, Role
-from pilotfish.cluster.listing import POOL_DRAIN, MembersListing
+from pilotfish.cluster.listing import POOL_DRAIN, Listing
 from pilotfish.cluster.worker import LOOK, Worker
 from pilotfish.engine.targets.servers import Attendance, Silence
 from pilotfish.wire.channel import ChannelThread, Received, decoded, encode
@@ -95,7 +95,7 @@ class ServedTarget(ServedWorker):
     async def __init__(self, config: ClusterConfig, role: Role) -> None:  # type: ignore[misc]
         self._config = config
         self._worker = Worker(config, role)
-        self._members = MembersListing(config, config.pools, self._worker.members)
+        self._members = Listing(config, config.pools, self._worker.members)
         key = None if config.key is None else load_key_pair("key", config.key)
         keys = None if key is None else TargetKeys(key, key.public)
         limit = config.server.target_timeout
