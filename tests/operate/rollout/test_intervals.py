@@ -12,8 +12,8 @@ from sizes import sized
 from watched_rollouts import Floats, Traffic, constant, first_seen, latencies
 
 from pilotfish.operate.contrast import Contrast
-from pilotfish.operate.findings import about
 from pilotfish.operate.intervals import MINIMUM, TUNED_FOR, mean_interval, radius, requests_needed, share_interval
+from pilotfish.operate.report import about
 
 ALPHA = 0.05
 #: Requests of which a variant of 5 % has 300, and in the soak 2,000.

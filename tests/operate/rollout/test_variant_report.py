@@ -9,10 +9,20 @@ from watched_rollouts import latencies
 
 from pilotfish.errors import ParameterError
 from pilotfish.operate.arms import MEASURES, RolloutArms
-from pilotfish.operate.findings import NO_DIFFERENCE, NOT_ENOUGH, WORDS, finding
 from pilotfish.operate.intervals import Interval
 from pilotfish.operate.outcome import Cohort, RequestOutcome
-from pilotfish.operate.report import NO_HOLDOUT, RolloutReport, RolloutRow, notes, rollout_report, summary
+from pilotfish.operate.report import (
+    NO_DIFFERENCE,
+    NO_HOLDOUT,
+    NOT_ENOUGH,
+    WORDS,
+    RolloutReport,
+    RolloutRow,
+    finding,
+    notes,
+    rollout_report,
+    summary,
+)
 
 
 def outcome(variant: str, number: int, **fields: Any) -> RequestOutcome:

@@ -3,9 +3,8 @@ from xml.etree.ElementTree import Element
 
 from pilotfish.cli.pages.charts import BOTTOM, LABEL, RIGHT, TOP, WIDTH, Axis, line, ruled, svg, text
 from pilotfish.cli.pages.document import table, tag, whole_page
-from pilotfish.operate.findings import WORDS, value_text
 from pilotfish.operate.intervals import Interval
-from pilotfish.operate.report import RolloutReport, RolloutRow, notes, summary
+from pilotfish.operate.report import WORDS, RolloutReport, RolloutRow, notes, summary, value_text
 
 #: Widths in a chart's units: of the variants' names, of a variant's line.
 LEFT, LINE = 104, 26

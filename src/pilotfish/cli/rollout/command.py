@@ -65,7 +65,7 @@ def _print(made: RolloutReport) -> None:
 
 
 def _rows(made: RolloutReport) -> Iterator[dict[str, Text]]:
-    from pilotfish.operate.findings import WORDS, value_text
+    from pilotfish.operate.report import WORDS, value_text
 
     for row in made.rows:
         if row.observations:
