@@ -56,7 +56,7 @@ def test_an_exchange_takes_two_latencies_and_the_bytes() -> None:
 
 
 def test_plans_and_simulations_leave_torch_alone() -> None:
-    modules = ("published", "planner.choice", "planner.recorded", "simulation.sweep")
+    modules = ("published", "planner.choice", "trace", "simulation.sweep")
     imports = "; ".join(f"import pilotfish.plan.{module}" for module in modules)
     code = f"import sys; {imports}; sys.exit(bool({{'torch', 'transformers'}} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -20,11 +20,10 @@ from pilotfish.plan.planner.demand import Demand, LoadLimits, RequestKind
 from pilotfish.plan.planner.deployment import Deployment, DraftPlacement, Mode, PrefillPlacement
 from pilotfish.plan.planner.load import LoadedDeployment, PromptWork, hand_over_seconds, prompt_time, wait_seconds
 from pilotfish.plan.planner.outlook import outlook
-from pilotfish.plan.planner.recorded import recorded_load
 from pilotfish.plan.planner.situation import OfferedDevice, OfferedDraft, OfferedPlacement, PlannedTier, Situation
 from pilotfish.plan.published import PUBLISHED, RunModel, SyncInputs, error_band
 from pilotfish.plan.rounds import tokens_of_chain
-from pilotfish.plan.trace import TimedRequest
+from pilotfish.plan.trace import TimedRequest, recorded_load
 
 ONE_KIND = (RequestKind(prompt=2000, output=400),)
 DEMAND = Demand(requests=ONE_KIND, shared=0.25, users=8)

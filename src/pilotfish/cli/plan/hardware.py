@@ -101,8 +101,7 @@ def whatif(
     json: JsonOption = False,
 ) -> None:
     """Plan for the traffic of TRACE: for its mean, and for its busiest minute. A plan's own workload is not used."""
-    from pilotfish.plan.planner.recorded import recorded_load
-    from pilotfish.plan.trace import read_trace
+    from pilotfish.plan.trace import read_trace, recorded_load
 
     record = _record(plan, situation, limits)
     load = recorded_load(read_trace(trace))

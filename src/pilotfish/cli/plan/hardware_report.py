@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pilotfish.plan.planner.choice import Crossover, HardwareChoice
     from pilotfish.plan.planner.demand import Demand
     from pilotfish.plan.planner.outlook import Money, Outlook
-    from pilotfish.plan.planner.recorded import RecordedLoad
+    from pilotfish.plan.trace import RecordedLoad
 
 #: Characters of a table, however narrow the terminal.
 TABLE_WIDTH = 250
