@@ -199,8 +199,7 @@ def gain(deployment: Deployment, sequences: int, context: float) -> float:
 def break_even(deployment: Deployment, sequences: int, context: float) -> PairAcceptance | None:
     """The acceptance, or share of the trees' maximum, at which guesses are as fast as none; None: nowhere."""
     draft = deployment.draft
-    if draft is None:
-        return None
+    assert draft is not None  # or nothing would guess
 
     def pays(share: float) -> bool:
         changed = replace(draft, acceptance=draft.acceptance.filled(share))

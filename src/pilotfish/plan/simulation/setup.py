@@ -60,9 +60,6 @@ class Setup(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.speculation.mode != "off" and self.draft is None:
             raise ParameterError("draft", None, f"one, in mode {self.speculation.mode}")
-        for name in ("targets", "pools", "max_requests"):
-            if getattr(self, name) < 1:
-                raise ParameterError(name, getattr(self, name), "1 at least")
 
 
 class LoadItem(Struct, frozen=True):
