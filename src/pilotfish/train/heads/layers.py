@@ -1,8 +1,9 @@
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from pilotfish.model.heads.spec import Decoder
 
@@ -63,23 +64,12 @@ class Attention(nn.Module):
         return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
 
 
-class GatedMLP(nn.Module):
-    def __init__(self, hidden: int, ffn: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden, ffn, bias=False)
-        self.up_proj = nn.Linear(hidden, ffn, bias=False)
-        self.down_proj = nn.Linear(ffn, hidden, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
-
-
 class Layer(nn.Module):
     def __init__(self, decoder: Decoder, width: int | None = None) -> None:
         super().__init__()
         self.self_attn = Attention(decoder, width or decoder.hidden)
-        self.mlp = GatedMLP(decoder.hidden, decoder.ffn)
+        sizes = LlamaConfig(hidden_size=decoder.hidden, intermediate_size=decoder.ffn, num_attention_heads=1)
+        self.mlp = LlamaMLP(sizes)
         self.input_layernorm = Norm(decoder.hidden, decoder.eps)
         self.post_attention_layernorm = Norm(decoder.hidden, decoder.eps)
 
