@@ -63,7 +63,10 @@ def fits(config: ClusterConfig, role: Role, host: Host, free: Resources) -> bool
 def check_devices(config: ClusterConfig, hosts: Sequence[Host]) -> None:
     """InputError if hosts lack labels or devices: in sum, for one process, or for all together."""
     for role in config.present:
-        _check_labels(config, role, hosts)
+        labels = config.of(role).labels
+        if not any(_labelled(host, labels) for host in hosts):
+            asked_for = ", ".join(f"{name}={value}" for name, value in labels.items())
+            raise InputError(f"roles.{role}.labels: {asked_for} on none of {', '.join(host.name for host in hosts)}")
     wanted = {role: needs(config, role) for role in config.present}
     for name in dict.fromkeys(name for needed in wanted.values() for name in needed):
         asked = sum(config.of(role).count * needed.get(name, 0.0) for role, needed in wanted.items())
@@ -71,13 +74,6 @@ def check_devices(config: ClusterConfig, hosts: Sequence[Host]) -> None:
             roles = " and ".join(role for role, needed in wanted.items() if name in needed)
             raise InputError(f"roles: {roles} ask for {asked:g} {name}; there {_told(name, hosts)}")
     _check_places(config, wanted, hosts)
-
-
-def _check_labels(config: ClusterConfig, role: Role, hosts: Sequence[Host]) -> None:
-    labels = config.of(role).labels
-    if not any(_labelled(host, labels) for host in hosts):
-        wanted = ", ".join(f"{name}={value}" for name, value in labels.items())
-        raise InputError(f"roles.{role}.labels: {wanted} on none of {', '.join(host.name for host in hosts)}")
 
 
 def _labelled(host: Host, labels: Mapping[str, str]) -> bool:
