@@ -22,54 +22,42 @@ class Axis:
     ticks: Sequence[float]
 
     @classmethod
-    def up_to(cls, label: str, high: float, low: float = 0.0) -> Axis:
-        """Linear, with about five round ticks, the last not below `high`."""
-        rough = max(high - low, 1e-9) / 4
-        unit = 10 ** math.floor(math.log10(rough))
+    def up_to(cls, label: str, high: float) -> Axis:
+        """From 0, linear, with about five round ticks, the last not below `high`."""
+        rough = max(high, 1e-9) / 4
+        unit = 10.0 ** math.floor(math.log10(rough))
         step = next(unit * times for times in (1, 2, 2.5, 5, 10) if unit * times >= rough)
-        ticks = [low + step * i for i in range(math.ceil((high - low) / step - 1e-9) + 1)]
-        return cls(label, low, ticks[-1], ticks)
+        ticks = [step * i for i in range(math.ceil(high / step - 1e-9) + 1)]
+        return cls(label, 0.0, ticks[-1], ticks)
 
     def share(self, value: float) -> float:
         return (value - self.low) / (self.high - self.low)
 
 
-@dataclass(frozen=True)
-class Frame:
-    """Points beyond the axes are drawn on the border."""
-
-    x: Axis
-    y: Axis
-
-    def at(self, x: float, y: float) -> tuple[float, float]:
-        across, up = (min(max(share, 0.0), 1.0) for share in (self.x.share(x), self.y.share(y)))
-        return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
-
-    def grid(self) -> list[Element]:
-        left, bottom = self.at(self.x.low, self.y.low)
-        right, top = self.at(self.x.high, self.y.high)
-        across = [(self.at(tick, self.y.low)[0], number(tick)) for tick in self.x.ticks]
-        upward = [(self.at(self.x.low, tick)[1], number(tick)) for tick in self.y.ticks]
-        return [
-            *(line(left, y, right, y, "grid") for y, _ in upward),
-            *(text(left - 6, y + 4, label, "end") for y, label in upward),
-            *(line(x, bottom, x, bottom + 4, "axis") for x, _ in across),
-            *(text(x, bottom + 16, label, "middle") for x, label in across),
-            line(left, bottom, right, bottom, "axis"),
-            text((left + right) / 2, HEIGHT - 5, self.x.label, "middle", "label"),
-            tag("text", self.y.label, class_="label", text_anchor="middle",
-                transform=f"translate(11 {(top + bottom) / 2:.0f}) rotate(-90)"),
-        ]  # fmt: skip
-
-
 def line_chart(
     title: str, x: Axis, y: Axis, series: Sequence[tuple[str, str, Sequence[tuple[float, float]]]]
 ) -> Element:
-    """`series`: names, classes, and points."""
-    frame = Frame(x, y)
-    parts = frame.grid()
+    """`series`: names, classes, and points. Those beyond the axes are drawn on the border."""
+
+    def place(x_value: float, y_value: float) -> tuple[float, float]:
+        across, up = (min(max(share, 0.0), 1.0) for share in (x.share(x_value), y.share(y_value)))
+        return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
+
+    (left, bottom), (right, top) = place(x.low, y.low), place(x.high, y.high)
+    columns = [(place(tick, y.low)[0], number(tick)) for tick in x.ticks]
+    lines = [(place(x.low, tick)[1], number(tick)) for tick in y.ticks]
+    parts = [
+        *(line(left, height, right, height, "grid") for height, _ in lines),
+        *(text(left - 6, height + 4, label, "end") for height, label in lines),
+        *(line(across, bottom, across, bottom + 4, "axis") for across, _ in columns),
+        *(text(across, bottom + 16, label, "middle") for across, label in columns),
+        line(left, bottom, right, bottom, "axis"),
+        text((left + right) / 2, HEIGHT - 5, x.label, "middle", "label"),
+        tag("text", y.label, class_="label", text_anchor="middle",
+            transform=f"translate(11 {(top + bottom) / 2:.0f}) rotate(-90)"),
+    ]  # fmt: skip
     for name, style, points in reversed(series):
-        places = [frame.at(*point) for point in points]
+        places = [place(*point) for point in points]
         joined = "M" + "L".join(f"{across:.1f} {up:.1f}" for across, up in places)
         parts.append(tag("path", tag("title", name), d=joined, class_=f"line {style}"))
         parts += [tag("circle", cx=a, cy=b, r=3, class_=f"dot {style}") for a, b in places]
