@@ -28,13 +28,6 @@ LOOK = 0.1
 OUT_OF_REACH = 30.0
 
 
-def server_setup(config: ClusterConfig, members: Path) -> ServerSetup:
-    server = replace(config.server, target_key=config.key)
-    if server.chat_template is not None:
-        server = replace(server, chat_template=read_chat_template(server.chat_template))
-    return ServerSetup(config.server_engine(members), server, clients(config), "text")
-
-
 class ServedApi:
     """Ray Serve calls the methods without a caller here."""
 
@@ -44,7 +37,11 @@ class ServedApi:
         self._directory = Path(tempfile.mkdtemp(prefix="pilotfish-"))
         members = self._directory / "members.json"
         self._members = Listing(config, ("target",), members)
-        self._application = Application(server_setup(config, members))
+        server = replace(config.server, target_key=config.key)
+        if server.chat_template is not None:
+            server = replace(server, chat_template=read_chat_template(server.chat_template))
+        setup = ServerSetup(config.server_engine(members), server, clients(config), "text")
+        self._application = Application(setup)
         await self._application.start()
         self._watching = asyncio.create_task(self._watch())
         await self._wait_for_targets()
