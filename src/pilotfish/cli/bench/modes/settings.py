@@ -16,34 +16,31 @@ from pilotfish.engine.engine import Engine
 from pilotfish.errors import ParameterError
 
 #: What a setting of each mode says, in order of its name. The other fields mean nothing there.
-FIELDS: dict[str, tuple[str, ...]] = {
-    OFF: (),
+FIELDS = {
     "sync": ("draft", "drafter", "levels", "width", "nodes", "budget"),
     "async": ("draft", "drafter", "leaves", "nodes", "budget", "cores"),
 }
 #: Of them, what an engine is loaded with. The others are changed between two runs.
-LOADED: dict[str, tuple[str, ...]] = {OFF: (), "sync": ("draft",), "async": ("draft", "drafter", "leaves", "cores")}
+LOADED = {"sync": ("draft",), "async": ("draft", "drafter", "leaves", "cores", "draft_cores")}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to speculate, or off. `fields` are those of its mode; `cores` is of two: the target's and the draft's."""
+    """One way to speculate, or off. `fields` are those of an EngineConfig."""
 
     name: str
     mode: Mode
     fields: Mapping[str, Any] = field(hash=False)
 
-    def changes(self, *names: str) -> dict[str, Any]:
-        chosen = {name: self.fields[name] for name in (names or self.fields)}
-        own, theirs = chosen.pop("cores", ("", ""))
-        split = {"cores": own, "draft_cores": theirs} if own else {}
-        return {"mode": self.mode, **chosen, **split}
+    def changes(self) -> dict[str, Any]:
+        return {"mode": self.mode, **self.fields}
 
     def engine_config(self, base: EngineConfig) -> EngineConfig:
         """What the engine that it is played in is loaded with; off is played without any draft in the process."""
         if self.mode == OFF:
             return replace(base, mode=OFF, draft=None)
-        return replace(base, **self.changes(*LOADED[self.mode]))
+        loaded = {name: value for name, value in self.fields.items() if name in LOADED[self.mode]}
+        return replace(base, mode=self.mode, **loaded)
 
     def contestant(self, engine: Engine) -> Contestant:
         """Over an engine of its `engine_config`."""
@@ -55,9 +52,8 @@ class Setting:
         return Contestant(always(drafter), budgets_of(config, engine, drafter))
 
     def row(self) -> dict[str, Any]:
-        shown = {k: str(value) if k == "draft" else value for k, value in self.fields.items() if k != "cores"}
-        cores = dict(zip(("cores", "draft_cores"), self.fields.get("cores", ()), strict=False))
-        return {"setting": self.name, "mode": self.mode, **shown, **{k: v for k, v in cores.items() if v}}
+        shown = {name: str(value) if name == "draft" else value for name, value in self.fields.items()}
+        return {"setting": self.name, "mode": self.mode, **shown}
 
 
 def settings_of(mode: Mode, values: Mapping[str, Sequence[Any]]) -> Iterator[Setting]:
@@ -66,7 +62,9 @@ def settings_of(mode: Mode, values: Mapping[str, Sequence[Any]]) -> Iterator[Set
     for chosen in product(*(dict.fromkeys(values[name]) for name in names)):
         fields = dict(zip(names, chosen, strict=True))
         differing = [word_of(name, value) for name, value in fields.items() if len(set(values[name])) > 1]
-        yield Setting(" ".join((mode, ", ".join(differing))).strip(), mode, fields)
+        own, theirs = fields.pop("cores", ("", ""))
+        split = {"cores": own, "draft_cores": theirs} if own else {}
+        yield Setting(" ".join((mode, ", ".join(differing))).strip(), mode, {**fields, **split})
 
 
 def word_of(field: str, value: Any) -> str:
