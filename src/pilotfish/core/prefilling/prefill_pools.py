@@ -49,7 +49,7 @@ def mismatch(welcome: Welcome, own: KVIdentity) -> str | None:
     if (reason := welcome.identity.difference(own)) is not None:
         return reason
     theirs, ours = welcome.identity.layout.span, own.layout.span
-    if not theirs.start <= ours.start <= ours.stop <= theirs.stop:
+    if theirs != ours:
         return f"layout: heads {theirs.start} to {theirs.stop - 1}, not {ours.start} to {ours.stop - 1}"
     return None
 

@@ -77,8 +77,8 @@ class KVLayout(Struct, frozen=True, omit_defaults=True):
 
 
 class KVIdentity(Struct, frozen=True):
-    """KV of two processes is the same if all `facts` (model, weights, tokenizer, arithmetic) are equal. Layouts may
-    differ where one can be converted, bit for bit."""
+    """KV of two processes is the same if all `facts` (model, weights, tokenizer, arithmetic) and the layouts are
+    equal."""
 
     facts: Annotated[dict[str, Annotated[str, Meta(max_length=1024)]], Meta(max_length=32)]
     layout: KVLayout

@@ -31,7 +31,6 @@ from pilotfish.engine.pools.pool_members import PoolUser
 from pilotfish.errors import SegmentError, WireError
 from pilotfish.kv.arena import Bytes
 from pilotfish.kv.lanes import URGENT, Lane
-from pilotfish.kv.layouts import converted
 from pilotfish.kv.nixl import NixlReader, nixl_installed
 from pilotfish.kv.readers import SegmentReader, SharedMemoryReader, check_content
 from pilotfish.wire.channel import Frame, decode_from_prefill
@@ -188,15 +187,13 @@ class HandOvers(PoolUser[PrefillPool]):
             self.machine.landed(work, now - began, now)
 
     def _data(self, source: Source, work: ReadSegment) -> Bytes:
-        reference, theirs = work.reference, work.incoming.layout
+        if work.incoming.layout != self._layout:
+            raise SegmentError("layout", f"KV of {work.incoming.layout} is not written as that of {self._layout}")
         if work.data is not None:
-            check_content(reference, work.data)
-            data: Bytes = np.frombuffer(work.data, np.uint8)
-        else:
-            assert source.reader is not None  # or segments were fetched, or the hand-over had ended
-            data = source.reader.read(reference)
-        layers = range(reference.layer, reference.layer + reference.layers)
-        return converted([(theirs, data)], self._layout, layers, reference.tokens)
+            check_content(work.reference, work.data)
+            return np.frombuffer(work.data, np.uint8)
+        assert source.reader is not None  # or segments were fetched, or the hand-over had ended
+        return source.reader.read(work.reference)
 
     def close(self) -> None:
         """Call it after the channel's thread has ended, with no hand-over under way."""
