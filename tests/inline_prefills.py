@@ -70,7 +70,7 @@ def assert_nothing_left(workers: Sequence[PrefillWorker], *engines: Engine) -> N
     """No slot, no place, no lease. What a target has just released may be on its way."""
     for engine in engines:
         assert_idle(engine)
-        assert engine.prefills is not None and not engine.prefills.handovers.machine.busy
+        assert engine.prefills is not None and not engine.prefills.handovers.machine._incoming
     for worker in workers:
         eventually(lambda one=worker: not any(held(one).values()), SETTLE, told=lambda one=worker: held(one))
         worker.check()

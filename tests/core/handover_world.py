@@ -399,7 +399,7 @@ class World(Lines):
         while self.wanted:
             self.cancel(0)
         self.rounds(20, LEASE / 4)
-        assert not self.target.busy and len(self.free) == 4000
+        assert not self.target._incoming and len(self.free) == 4000
         for worker in self.workers:
             assert not worker.machine.orders and not worker.memory.data
 

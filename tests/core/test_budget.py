@@ -17,7 +17,7 @@ from pilotfish.core.scheduling.budget import AdaptiveBudget, Budget, Effort, Fix
 from pilotfish.core.scheduling.calibration import ContextCosts, StepCosts
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.scheduling.step import Chunk, RequestCommit, Step
-from pilotfish.core.trees.tree import ROOT, Forest, Guesses
+from pilotfish.core.trees.tree import ROOT, Forest, Guesses, best
 
 NODES, LEVELS, WIDTH = 8, 8, 4
 #: Seconds of a forward by rows and of a level, and a chance.
@@ -59,7 +59,7 @@ class Device:
         draft_seconds = levels * self.level + (self.unread * self.reads if levels else 0.0)
         grown = Forest.of(self._trees(tree, sequences))
         nodes = budget.nodes(load, grown, draft_seconds, levels)
-        step = _step(grown.take(grown.nodes.best(nodes)))
+        step = _step(grown.take(best(grown.nodes.scores, nodes)))
         forest = step.forest
         nodes_of = zip(*map(np.ndarray.tolist, (forest.owners, forest.nodes.parents, forest.nodes.tokens)), strict=True)
         numbers = {node: number for number, node in enumerate(nodes_of)}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support import paths_of, random_guesses
 from trees import check_tree, trees_of
 
-from pilotfish.core.trees.tree import EMPTY_TREE, NO_TOKEN, ROOT, Forest, Guesses, TokenTree, walk
+from pilotfish.core.trees.tree import EMPTY_TREE, NO_TOKEN, ROOT, Forest, Guesses, TokenTree, best, walk
 
 VOCAB = 4
 Target = Callable[[Sequence[int]], int]
@@ -46,7 +46,7 @@ def test_origins_follow_their_nodes() -> None:
     merged = tree.tree()
     named = {tuple(merged.path_tokens(node)): merged.origins[node] for node in range(len(merged))}
     assert named == {(3,): "lm", (3, 4): "lm", (5,): "pool 0", (3, 9): "ngram"}  # the first to guess it holds it
-    for nodes in (merged.best(2), np.array([0, 2, 3])):
+    for nodes in (best(merged.scores, 2), np.array([0, 2, 3])):
         cut = merged.take(nodes)
         assert {tuple(cut.path_tokens(node)): cut.origins[node] for node in range(len(cut))}.items() <= named.items()
         assert len(cut.origins) == len(cut.tokens) == len(nodes)
@@ -65,18 +65,18 @@ def test_a_chain_is_one_path(tokens: list[int]) -> None:
 
 @given(tree=trees(), count=st.integers(0, 30))
 def test_the_best_nodes_form_a_connected_tree(tree: TokenTree, count: int) -> None:
-    best = tree.take(tree.best(count))
-    assert len(best) == min(count, len(tree))
+    chosen = tree.take(best(tree.scores, count))
+    assert len(chosen) == min(count, len(tree))
     every = paths_of(tree)
-    assert paths_of(best).items() <= every.items()
-    worst = min(best.scores, default=0.0)
-    assert all(score <= worst for path, score in every.items() if path not in paths_of(best))
+    assert paths_of(chosen).items() <= every.items()
+    worst = min(chosen.scores, default=0.0)
+    assert all(score <= worst for path, score in every.items() if path not in paths_of(chosen))
 
 
 @given(grown=guesses(), count=st.integers(0, 30))
 def test_the_best_of_lists_are_the_best_of_arrays(grown: Guesses, count: int) -> None:
     tree = grown.tree()
-    expected = tree.take(tree.best(count))
+    expected = tree.take(best(tree.scores, count))
     for name, values in vars(grown.best(count).tree()).items():
         assert values.tolist() == getattr(expected, name).tolist(), name
 
@@ -126,7 +126,7 @@ def test_trees_side_by_side_stay_what_they_are(proposed: list[Guesses], data: st
     together, forest = Forest.of(proposed), [each.tree() for each in proposed]
     assert [paths_of(tree) for tree in trees_of(together)] == [paths_of(tree) for tree in forest]
     count = data.draw(st.integers(0, 40))
-    cut = together.take(together.nodes.best(count))
+    cut = together.take(best(together.nodes.scores, count))
     assert len(cut) == min(count, len(together)) and cut.num_trees == len(forest)
     for part, tree in zip(trees_of(cut), forest, strict=True):
         assert paths_of(part).items() <= paths_of(tree).items()

@@ -21,8 +21,6 @@ WANTS = load(capabilities=[FEATURES])
 class Computed:
     """A target in whose slots the feature is the slot's number."""
 
-    feature_width = WIDTH
-
     def __init__(self) -> None:
         self.asked: list[list[int]] = []
 

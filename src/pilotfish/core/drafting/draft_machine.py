@@ -69,7 +69,6 @@ PAUSED = 5.0
 @dataclass
 class DraftCounts:
     levels: int = 0
-    rows: int = 0
     nodes: int = 0  # added to trees
     used: int = 0  # of them, committed
     hits: int = 0  # commits that were in the tree
@@ -361,7 +360,6 @@ class DraftMachine(Listener[ConnectedTarget]):
             if part.pending:
                 self._queue_seconds.observe(1, began - session.touched)
                 session.read = now
-            self.counts.rows += part.rows
             self.counts.nodes += len(nodes)
             self._targets[session.key.target].rows += part.rows
             if part.leaves:

@@ -80,7 +80,6 @@ class RemoteOptions:
 @dataclass
 class RemoteCounts:
     hits: int = 0  # commits that were in the tree
-    misses: int = 0
     trees: int = 0  # frames attached
     opened: int = 0  # sessions, opened anew included
     moved: int = 0  # sessions whose pool was lost, or is to leave
@@ -159,7 +158,6 @@ class TargetMachine(Dialer[DraftPool]):
         hits = [self._commit(session, tokens, now) for session in sessions]  # each must hear of it
         hit = any(hits)
         self.counts.hits += hit
-        self.counts.misses += not hit
         return hit
 
     def _commit(self, session: RemoteSession, tokens: Sequence[int], now: float) -> bool:

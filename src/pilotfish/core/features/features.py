@@ -24,9 +24,6 @@ Features: TypeAlias = NDArray[np.float32]
 class FeatureSource(Protocol):
     """A target whose slots keep their tokens' features, as they keep KV."""
 
-    @property
-    def feature_width(self) -> int: ...
-
     def features(self, slots: Slots) -> Features:
         """[len(slots), width]"""
 

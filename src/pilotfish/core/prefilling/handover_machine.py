@@ -101,10 +101,6 @@ class HandOverMachine(Dialer[PrefillPool]):
         self._incoming: dict[int, Incoming] = {}  # by number
         self._next = 1
 
-    @property
-    def busy(self) -> bool:
-        return bool(self._incoming)
-
     def at(self, pool: PrefillPool) -> list[Incoming]:
         return [incoming for incoming in self._incoming.values() if incoming.pool is pool]
 

@@ -64,8 +64,6 @@ class PrefillLimits:
 
 @dataclass
 class PrefillCounts:
-    orders: int = 0
-    refused: int = 0
     ended: dict[OrderEnding, int] = field(default_factory=lambda: dict.fromkeys(OrderEnding, 0))
     malformed: int = 0  # frames
 
@@ -206,7 +204,6 @@ class PrefillMachine(Listener[OrderingTarget]):
         reason = self._unservable(message)
         busy = None if reason else self._saturated(target, message)
         if reason or busy:
-            self.counts.refused += 1
             self._send(peer, OrderFailed(message.handover, reason or busy or "", busy=busy is not None))
             return
         digest = "" if message.salt is None else message.salt.hex()
@@ -214,7 +211,6 @@ class PrefillMachine(Listener[OrderingTarget]):
         order = TakenOrder(peer, message, salt, self._layers, now, now + self.welcome.lease)
         target.orders[message.handover] = order
         self._turns.join(target, order)
-        self.counts.orders += 1
 
     def _unservable(self, message: PrefillOrder) -> str | None:
         count, context = len(message.tokens), self.welcome.context

@@ -49,9 +49,6 @@ class TokenTree:
         chosen: dict[str, Any] = {name: values[nodes] for name, values in vars(self).items()}
         return type(self)(**{**chosen, "parents": number[chosen["parents"]]})
 
-    def best(self, count: int) -> Ints:
-        return best(self.scores, count)
-
     def path(self, node: int) -> list[int]:
         """Nodes from below the root down to `node`, both included; none for the root."""
         path: list[int] = []

@@ -151,10 +151,6 @@ class ShadowDrafts:
     def reports(self) -> list[ShadowReport]:
         return [shadow.report(self._live) for shadow in self._shadows]
 
-    @property
-    def busy(self) -> bool:
-        return any(shadow.machine.busy for shadow in self._shadows)
-
     # -- the shadows' thread
 
     def _run(self) -> None:
