@@ -59,7 +59,6 @@ def stateless_attention(
     earlier: tuple[Tensor, Tensor],
     fresh: list[tuple[Tensor, Tensor]],
     softcap: float | None = None,
-    s_aux: Tensor | None = None,  # [heads]
     **_: object,
 ) -> tuple[Tensor, None]:
     """transformers calls it in each layer. Returns [1, rows, heads, head_dim]; appends the rows' keys and values to
@@ -74,19 +73,10 @@ def stateless_attention(
     if softcap:
         scores = softcap * (scores / softcap).tanh()
     rows, columns = unseen.shape[0], unseen.shape[1]
-    scores = scores.reshape(heads, rows, columns) + unseen
-    weights = softmax_of(scores, s_aux).reshape(kv_heads, -1, columns)
+    weights = (scores.reshape(heads, rows, columns) + unseen).softmax(dim=-1).reshape(kv_heads, -1, columns)
     before = past_keys.shape[1]
     output = weights[:, :, :before] @ past_values + weights[:, :, before:] @ value
     return output.reshape(heads, rows, head_dim).transpose(0, 1)[None], None
-
-
-def softmax_of(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """[heads, rows, columns]; with `sinks` [heads] a row's weights add up to less than 1."""
-    if sinks is None:
-        return scores.softmax(dim=-1)
-    beside = sinks[:, None, None].expand(-1, scores.shape[1], 1)
-    return torch.cat((scores, beside), dim=-1).softmax(dim=-1)[..., :-1]
 
 
 def refuse_untraceable(config: Any, directory: Path) -> None:
