@@ -254,8 +254,8 @@ class Holder(Rig):
     def __init__(self, cached: bool = True) -> None:
         super().__init__()
         self.pool = SlotPool(1000)
-        self.cache = PrefixCache(self.pool)
-        self.followers = HeldFollowers(self.cache if cached else None, self.servers, lambda: self.now)
+        self.cache = PrefixCache(self.pool, keeps=cached)
+        self.followers = HeldFollowers(self.cache, self.servers, lambda: self.now)
         self.copies: dict[Peer, HeldCopies] = defaultdict(HeldCopies)
         self.lost = False
 

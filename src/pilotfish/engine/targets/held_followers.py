@@ -14,7 +14,7 @@ CHANGES, AGAIN = 0.1, 1.0
 class HeldFollowers:
     """For the step loop. Names what the cache holds once the first server asks."""
 
-    def __init__(self, cache: PrefixCache | None, servers: Servers, clock: Callable[[], float]) -> None:
+    def __init__(self, cache: PrefixCache, servers: Servers, clock: Callable[[], float]) -> None:
         self._cache, self._servers, self._clock = cache, servers, clock
         self._prefixes: HeldPrefixes | None = None
         self._told: dict[AttendedServer, float] = {}  # when followers were told all
@@ -31,7 +31,7 @@ class HeldFollowers:
         if not followers:
             return
         if self._prefixes is None:
-            self._prefixes = HeldPrefixes() if self._cache is None else HeldRuns(self._cache).prefixes
+            self._prefixes = HeldRuns(self._cache).prefixes
         prefixes = self._prefixes
         changes = prefixes.changes()
         for server in followers:

@@ -78,9 +78,9 @@ def identity_of(engine: Engine) -> Identity:
 
 
 def tiers_of(engine: Engine) -> list[TierUse]:
-    scheduler, size = engine.worker.scheduler, engine.memory.target.slot
-    pool, evicted = scheduler.pool, 0 if scheduler.cache is None else scheduler.cache.evicted
-    device = TierUse(DEVICE, (pool.capacity - pool.num_free) * size, pool.capacity * size, evicted=evicted)
+    cache, size = engine.worker.scheduler.cache, engine.memory.target.slot
+    used, capacity = cache.pool.capacity - cache.pool.num_free, cache.pool.capacity
+    device = TierUse(DEVICE, used * size, capacity * size, evicted=cache.evicted)
     return [device, *([] if engine.tiers is None else engine.tiers.use())]
 
 
@@ -135,6 +135,6 @@ def _prefill_pool_load(pool: PrefillPool, load: PrefillLoad, own: bool) -> Prefi
         transport=pool.transport if pool.ready else "",
         **{name: getattr(load, name) for name in same},
         totals=pool.totals,
-        refused=pool.refused,
+        refused=pool.drops.counts,
         own=own,
     )
