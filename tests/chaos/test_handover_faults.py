@@ -170,9 +170,9 @@ def test_a_worker_that_lies(
         return harm(both, message) if isinstance(message, kind) and number == 1 else [message]
 
     both.link.change = change
-    before, samples = dict(both.pool.refused), submit(both.engine)
+    before, samples = dict(both.pool.drops.counts), submit(both.engine)
     assert finish(both.engine, samples) == both.expected
-    refused = {reason: count - before[reason] for reason, count in both.pool.refused.items()}
+    refused = {reason: count - before[reason] for reason, count in both.pool.drops.counts.items()}
     assert outcomes(samples) == ended and {reason: n for reason, n in refused.items() if n} == reasons
     whole = ended == WHOLE
     pairs = zip(reports(samples), LENGTHS[:3], strict=False)

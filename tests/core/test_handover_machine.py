@@ -54,7 +54,7 @@ def test_long_random_runs_see_every_ending(fetches: bool) -> None:
         outcomes += world.outcomes
         brought += world.brought
         for pool in world.target.pools:
-            refused.update(pool.refused)
+            refused.update(pool.drops.counts)
     unseen = {reason for reason in REFUSED if not refused[reason]}
     assert set(outcomes) == set(OUTCOMES)
     assert brought > 1000
@@ -173,7 +173,7 @@ def test_what_another_pool_says_of_a_hand_over_counts_for_nothing() -> None:
         world.target.receive(other, message, world.now)
         world.settle()
         assert handover.count is None
-    assert not any(other.refused.values())
+    assert not any(other.drops.counts.values())
     world.rounds(8)
     assert world.outcomes[WHOLE] == 1
 
@@ -237,4 +237,4 @@ def test_a_place_that_is_freed_after_the_orders_end_is_no_refusal() -> None:
         one = incoming(HandOverReport())
         one.ended, machine = ended, Mock()
         HandOverMachine.refuse(machine, one, "stale", 0.0)
-        assert one.pool.refused["stale"] == machine._stop.call_count == (0 if ended else 1)
+        assert one.pool.drops.counts["stale"] == machine._stop.call_count == (0 if ended else 1)

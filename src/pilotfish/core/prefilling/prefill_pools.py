@@ -101,10 +101,6 @@ class PrefillPool(DialedPool):
     _failures: int = 0  # hand-overs, one after the other
 
     @property
-    def refused(self) -> dict[str, int]:
-        return self.drops.counts
-
-    @property
     def token_seconds(self) -> float | None:
         return self.load.token_ms / 1000 if self.load is not None and self.load.token_ms else None
 
