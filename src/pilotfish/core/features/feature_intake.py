@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pilotfish.core.drafting.draft_sessions import DraftSession, SessionTable
 from pilotfish.core.drafting.messages import FeatureOffer, FeatureRows
 from pilotfish.core.features.feature_rows import FEATURE_TYPES, decoded_rows
-from pilotfish.core.features.features import Features
 from pilotfish.errors import WireError
 
 #: Seconds between two counts of the rows of a tenant at its limit.
@@ -54,15 +53,12 @@ class FeatureIntake:
             rows = decoded_rows(message.rows, message.scales, message.dtype, self.need.width)
         except WireError:
             return "misshapen"
-        return self._put(session, message.first, rows, now)
-
-    def _put(self, session: DraftSession, first: int, rows: Features, now: float) -> str | None:
         assert session.features is not None
-        if first + len(rows) > session.max_length:
+        if message.first + len(rows) > session.max_length:
             return "beyond"
         if not self._has_room(session.tenant, len(rows), now):
             return "full"
-        session.features.put(first, rows)
+        session.features.put(message.first, rows)
         session.touched = now
         return None
 
