@@ -14,8 +14,7 @@ from pilotfish.config.workers import PrefillConfig
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.prefilling.prefill_machine import PrefillLimits, PrefillMachine
-from pilotfish.core.prefilling.prefill_messages import MAC_KEY_BYTES, PREFILL_VERSION, RemoteMemory, Welcome
-from pilotfish.core.prefilling.segments import KVIdentity
+from pilotfish.core.prefilling.prefill_messages import MAC_KEY_BYTES, PREFILL_VERSION, Welcome
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.engine.fingerprint import kv_identity
@@ -107,7 +106,13 @@ def serving(config: PrefillConfig, channel: Channel, pacer: Pacer | None = None)
         stack.callback(arena.close)
         offer = stack.enter_context(closing(NixlOffer(arena))) if config.nixl else None
         identity = kv_identity(model, executor, tokenizer)
-        welcome = _welcome(config, executor, arena, identity, None if offer is None else offer.memory)
+        if (least := max(identity.layout.token_bytes, identity.layout.features)) > config.segment_bytes:
+            allowed = f"at least {least}, which a token takes in a layer"
+            raise ParameterError("segment_bytes", config.segment_bytes, allowed)
+        context = min(executor.context, executor.num_slots - 1)  # a request has a slot more than tokens
+        known_by, memories = model_name(model.target), (arena.offer(), None if offer is None else offer.memory)
+        own = (config.lease, config.segment_bytes, *memories)
+        welcome = Welcome(PREFILL_VERSION, identity, known_by, context, bytes(MAC_KEY_BYTES), *own)
         limits = PrefillLimits(executor.vocab_size, config.max_queued_tokens, memory.slots // 2)
         machine = PrefillMachine(welcome, limits, arena, partial(secrets.token_bytes, MAC_KEY_BYTES))
         thread = ChannelThread(channel, TICK)
@@ -127,19 +132,3 @@ def serving(config: PrefillConfig, channel: Channel, pacer: Pacer | None = None)
         exporter.start()
         thread.start(shared.receive, shared.tick)
         yield worker
-
-
-def _welcome(
-    config: PrefillConfig,
-    executor: TorchExecutor,
-    arena: Arena,
-    identity: KVIdentity,
-    remote_memory: RemoteMemory | None,
-) -> Welcome:
-    """A request has a slot more than tokens."""
-    layout, context = identity.layout, min(executor.context, executor.num_slots - 1)
-    if (least := max(layout.token_bytes, layout.features)) > config.segment_bytes:
-        allowed = f"at least {least}, which a token takes in a layer"
-        raise ParameterError("segment_bytes", config.segment_bytes, allowed)
-    name, memory = model_name(config.model.target), (config.segment_bytes, arena.offer(), remote_memory)
-    return Welcome(PREFILL_VERSION, identity, name, context, bytes(MAC_KEY_BYTES), config.lease, *memory)
