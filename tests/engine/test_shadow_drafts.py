@@ -74,7 +74,7 @@ def settled(engine: Engine, requests: int) -> ShadowReport:
     """Once so many requests were followed to their ends."""
     shadows = engine.shadows
     assert shadows is not None
-    eventually(lambda: report(engine).requests == requests and not any(one.machine.busy for one in shadows._shadows))
+    eventually(lambda: report(engine).requests == requests and not any(one.machine._known for one in shadows._shadows))
     return report(engine)
 
 

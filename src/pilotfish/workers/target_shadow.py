@@ -125,11 +125,6 @@ class ShadowMachine:
         """From the step loop's thread. Nobody may change the request from now on."""
         self._ended.append(request)
 
-    @property
-    def busy(self) -> bool:
-        """Any thread may ask."""
-        return bool(self._known)
-
     def turn(self, now: float, ready: bool = True) -> float:
         """End the step that is due, begin the next; when to call again, infinity if there is nothing to do. Further
         requests are followed while the draft is `ready`."""

@@ -97,7 +97,7 @@ def test_steps_come_as_often_as_live_ones() -> None:
     assert one.turn(100.013) == pytest.approx(100.020)  # a little late: it keeps the pace
     assert one.turn(105.0) == pytest.approx(105.010)
     run(one, 105.010)
-    assert one.score.tokens == 5 and drafter.closed == [3] and not one.busy
+    assert one.score.tokens == 5 and drafter.closed == [3] and not one._known
 
 
 def test_it_follows_as_many_at_a_time_as_run_live() -> None:
