@@ -192,17 +192,14 @@ class KVTiers:
     def _on_disk(self, key: Key) -> bool:
         return self.disk is not None and self.disk.contains(key) and not self._io.stuck(STUCK)
 
-    def _in_memory(self, key: Key) -> KVObject | None:
-        with self._lock:
-            return self._host.use(key) or self._unwritten.get(key)
-
     # -- loading
 
     def load(self, load: KVLoad) -> None:
         began, token = self._clock(), self._token.seconds
         patience = STUCK if token is None else PATIENCE * token * len(load.slots)
         transfer = self._transfers[load] = Transfer(load, began, began + max(patience, LEAST))
-        held = [self._in_memory(key) for key in reversed(load.keys)]  # the first is used last, and evicted last
+        with self._lock:  # the first is used last, and evicted last
+            held = [self._host.use(key) or self._unwritten.get(key) for key in reversed(load.keys)]
         for place, kv in enumerate(reversed(held)):
             if kv is not None:
                 self._copying.put(URGENT, partial(self._write_slots, transfer, place, kv, HOST))

@@ -85,7 +85,9 @@ class Router:
 
     def choose(self, request: RouteRequest, candidates: Sequence[Replica]) -> Route:
         """Of at least one candidate."""
-        cached, works = self._cached(request), self._works(candidates)
+        most, matched = request.tokens - 1, self.held.matched(request.keys)  # the last token is always computed
+        cached = {replica: min(OBJECT_TOKENS * pages, most) for replica, pages in matched.items()}
+        works = self._works(candidates)
         left = [work - cached.get(replica, 0) for replica, work in zip(candidates, works, strict=True)]
         enough = min(left) + LITTLE * request.tokens
         alike = [replica for replica, work in zip(candidates, left, strict=True) if work <= enough]
@@ -103,11 +105,6 @@ class Router:
             return known
         mean = sum(load.work - load.promised for load in loads if load.work is not None) / max(len(known), 1)
         return [mean + load.promised if load.work is None else load.work for load in loads]
-
-    def _cached(self, request: RouteRequest) -> dict[Replica, int]:
-        """Tokens of its prompt with KV there; the last one is always computed."""
-        matched = self.held.matched(request.keys)
-        return {replica: min(OBJECT_TOKENS * pages, request.tokens - 1) for replica, pages in matched.items()}
 
     def ended(self, route: Route) -> None:
         """The request has ended there, however it did, or was not sent."""

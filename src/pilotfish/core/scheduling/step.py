@@ -134,7 +134,7 @@ class Step:
         if len(forest):
             sequences = np.repeat(sequences, forest.sizes + 1)
             positions = positions[sequences]
-            positions[forest.sample_of_node] += forest.nodes.depths
+            positions[np.arange(len(forest)) + forest.owners + 1] += forest.nodes.depths
         params, seeds = [request.params for request in requests], [request.seed for request in requests]
         rows = None if self._all_sample else self.sample_rows
         return Sampling(rows, params, seeds, sequences, positions, self._edits(requests))

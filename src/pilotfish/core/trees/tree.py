@@ -177,11 +177,6 @@ class Forest:
         owners = np.flatnonzero(has_tree)[self.owners]
         return Forest(self.nodes, owners, _starts(owners, len(has_tree)))
 
-    @property
-    def sample_of_node(self) -> Ints:
-        """Place of each node where every tree's root comes before its nodes. [n]"""
-        return np.arange(len(self)) + self.owners + 1
-
 
 def _starts(owners: Ints, num_trees: int) -> Ints:
     return np.searchsorted(owners, np.arange(num_trees + 1))

@@ -55,7 +55,9 @@ class Supervisor:
 
     def __init__(self, grace: float = 2.0, changed: Callable[[WorkerState], None] = lambda _: None) -> None:
         """On `close` workers have `grace` seconds to end. `changed` is called on the worker's thread."""
-        self.directory = _socket_directory()  # for sockets: this user's alone, short, and removed on close
+        base = tempfile.gettempdir()
+        short = base if len(os.fsencode(base)) <= LONGEST_BASE else "/tmp"
+        self.directory = Path(tempfile.mkdtemp(prefix="pilotfish-", dir=short))  # this user's alone, removed on close
         self._changed = changed
         self._workers: list[_Worker] = []
         self._closed = False
@@ -175,11 +177,6 @@ class _Worker(threading.Thread):
 
 def delay_after(crashes: int) -> float:
     return min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(crashes - 1, 64))
-
-
-def _socket_directory() -> Path:
-    base = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="pilotfish-", dir=base if len(os.fsencode(base)) <= LONGEST_BASE else "/tmp"))
 
 
 def wait_until(ready: Callable[[], bool], problem: Callable[[], str | None], timeout: float, what: str) -> None:
