@@ -28,7 +28,7 @@ from pilotfish.core.scheduling.executor import (
 from pilotfish.core.trees.lookahead import NewNodes, path_table
 from pilotfish.errors import UnknownTypeError, WireError
 from pilotfish.wire.channel import Channel, Received, decode_to_draft, send_all, type_of
-from pilotfish.workers.records import LevelRecord, ObserveLevel
+from pilotfish.workers.records import LevelRecord
 
 if TYPE_CHECKING:  # imports transformers
     from pilotfish.model.pacer import Pacer
@@ -49,7 +49,7 @@ class DraftWorker:
     channel: Channel
     clock: Callable[[], float] = time.perf_counter
     ended: Callable[[], None] = lambda: None  # called when it has
-    observe: ObserveLevel = lambda _: None
+    observe: Callable[[LevelRecord], None] = lambda _: None
 
     def __post_init__(self) -> None:
         self._stopping = False

@@ -22,7 +22,7 @@ from pilotfish.core.scheduling.step import Step
 from pilotfish.core.trees.tree import Forest, Guesses
 from pilotfish.kv.lanes import drained
 from pilotfish.workers.export import Export, Exporter
-from pilotfish.workers.records import ObservePrefill, PrefillRecord
+from pilotfish.workers.records import PrefillRecord
 from pilotfish.workers.shared import SharedMachine
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class PrefillWorker:
     exporter: Exporter
     progress: LayerProgress  # counted by `executor`, and read by `exporter`
     clock: Callable[[], float] = time.perf_counter
-    observe: ObservePrefill = lambda _: None
+    observe: Callable[[PrefillRecord], None] = lambda _: None
 
     def __post_init__(self) -> None:
         self._max_rows = self.scheduler.max_rows

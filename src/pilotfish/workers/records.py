@@ -75,9 +75,6 @@ class PrefillRecord:
 
 
 ObserveStep = Callable[[StepRecord], None]
-ObserveLevel = Callable[[LevelRecord], None]
-ObservePrefill = Callable[[PrefillRecord], None]
-ObserveLease = Callable[[TakenOrder], None]
 
 
 class Timeline:

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pilotfish.core.prefilling.prefill_machine import PrefillMachine
+from pilotfish.core.prefilling.prefill_orders import TakenOrder
 from pilotfish.errors import WireError
 from pilotfish.wire.channel import Received, decode_to_prefill, send_all
-from pilotfish.workers.records import ObserveLease
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class SharedMachine:
     post: Callable[..., None]  # sends frames to a peer; from any thread, without waiting
     clock: Callable[[], float] = time.perf_counter
     changed: Callable[[], None] = lambda: None  # called after each frame: there may be something to do
-    observe_lease: ObserveLease = lambda _: None
+    observe_lease: Callable[[TakenOrder], None] = lambda _: None
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
