@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from msgspec.structs import replace
@@ -84,18 +84,6 @@ class Stream:
         self._changed.set()
 
 
-@dataclass
-class BegunOutput:
-    tokens: list[int] = field(default_factory=list)
-    scored: int = 0  # tokens of the prompt whose log-probabilities came
-    ended: bool = False
-
-    def add(self, delta: Delta) -> None:
-        self.tokens += delta.tokens
-        self.scored += len(delta.prompt_logprobs)
-        self.ended = delta.finish is not None
-
-
 @dataclass(eq=False)
 class OpenRequest:
     stream: Stream
@@ -108,27 +96,28 @@ class OpenRequest:
     route: Route | None = None  # to the target that has it
 
     def __post_init__(self) -> None:
-        self._outputs = [BegunOutput() for _ in range(self.request.params.n)]
+        self._outputs = [PartialOutput(index) for index in range(self.request.params.n)]  # as far as they came
+        self._ended = set[int]()  # indices of those that have
 
     @property
     def begun(self) -> bool:
         """Only a target with an equal fingerprint can continue results."""
-        return any(output.tokens or output.scored or output.ended for output in self._outputs)
+        return bool(self._ended) or any(output.tokens or output.scored for output in self._outputs)
 
     @property
     def ended(self) -> bool:
-        return self.withdrawn or all(output.ended for output in self._outputs)
+        return self.withdrawn or len(self._ended) == len(self._outputs)
 
     def submit(self, number: int, incarnation: str) -> Submit:
         if not self.begun:
             return Submit(number, incarnation, self.request)
-        partial = [
-            PartialOutput(index, list(output.tokens), output.scored)
-            for index, output in enumerate(self._outputs)
-            if not output.ended
-        ]
-        return Submit(number, incarnation, self.request, partial)
+        left = (output for output in self._outputs if output.index not in self._ended)
+        return Submit(number, incarnation, self.request, [replace(one, tokens=list(one.tokens)) for one in left])
 
     def add(self, delta: Delta, step: StepReport) -> None:
-        self._outputs[delta.index].add(delta)
+        before = self._outputs[delta.index]
+        before.tokens.extend(delta.tokens)
+        self._outputs[delta.index] = replace(before, scored=before.scored + len(delta.prompt_logprobs))
+        if delta.finish is not None:
+            self._ended.add(delta.index)
         self.stream.add(self.place, delta, step)
