@@ -2,6 +2,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from warnings import catch_warnings
 
 import torch
@@ -110,16 +111,7 @@ def _without_slots(config: EngineConfig, segments: int, head: ConfiguredHead | N
     device = device_of(config)
 
     def of(directory: Path, max_model_len: int = 0, ranks: int = 1) -> Footprint:
-        return footprint(
-            directory,
-            precision_here(config, directory).dtype,
-            device,
-            eager=config.eager,
-            quantization=config.quantization,
-            kv_dtype=config.kv_dtype,
-            max_model_len=max_model_len,
-            ranks=ranks,
-        )
+        return footprint(directory, **_configured(config, directory), max_model_len=max_model_len, ranks=ranks)
 
     if config.quantization != "none":
         load_torchao()  # before the runtime is measured
@@ -185,16 +177,12 @@ def _alternatives(
 def load_configured(
     config: EngineConfig, directory: Path, max_model_len: int = 0, group: Group | None = None
 ) -> LoadedModel:
-    return load_model(
-        directory,
-        precision_here(config, directory).dtype,
-        device_of(config),
-        eager=config.eager,
-        quantization=config.quantization,
-        kv_dtype=config.kv_dtype,
-        max_model_len=max_model_len,
-        group=group,
-    )
+    return load_model(directory, **_configured(config, directory), max_model_len=max_model_len, group=group)
+
+
+def _configured(config: EngineConfig, directory: Path) -> dict[str, Any]:
+    same = {name: getattr(config, name) for name in ("eager", "quantization", "kv_dtype")}
+    return {"dtype": precision_here(config, directory).dtype, "device": device_of(config), **same}
 
 
 def precision_here(config: EngineConfig, directory: Path) -> Precision:
