@@ -292,6 +292,7 @@ class KVTiers:
         self._copying.put(IDLE, partial(self._read_slots, saving))
 
     def dropped(self, slots: Slots) -> None:
+        """Other tokens may be written to these slots from now on."""
         if not self._saved_slots[slots].any():
             return
         with self._lock:

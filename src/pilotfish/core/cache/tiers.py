@@ -100,10 +100,7 @@ class Tiers(Protocol):
         """The load has its `count` when this returns."""
 
     def save(self, key: Key, tokens: Ints, slots: Slots) -> None:
-        """Copy an object unless it is there; given up if its slots are `dropped`. tokens, slots [OBJECT_TOKENS]"""
-
-    def dropped(self, slots: Slots) -> None:
-        """Other tokens may be written to these slots from now on."""
+        """Copy an object unless it is there; given up if its slots are dropped. tokens, slots [OBJECT_TOKENS]"""
 
     def wait(self) -> None:
         """Returns when a load may have ended; after a few milliseconds at most."""
