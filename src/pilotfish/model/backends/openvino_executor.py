@@ -4,7 +4,6 @@ without state."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +53,14 @@ class OpenVINOExecutor(LogitsExecutor):
         return torch.from_numpy(np.concatenate(parts))
 
     def _run(self, batch: Batch) -> NDArray[np.float32]:
-        slots, columns = batch.metadata.row_slots.numpy(), SeenColumns.of(batch.metadata, self.num_slots)
+        slots, (earlier, sees) = batch.metadata.row_slots.numpy(), seen_columns(batch.metadata, self.num_slots)
         inputs = (
             batch.input_ids.numpy(),
             batch.metadata.row_positions.long().numpy(),
             batch.keep.numpy(),
-            np.where(columns.sees, np.float32(0.0), np.float32(UNSEEN)),
-            np.take(self._keys, columns.earlier, axis=2),
-            np.take(self._values, columns.earlier, axis=2),
+            np.where(sees, np.float32(0.0), np.float32(UNSEEN)),
+            np.take(self._keys, earlier, axis=2),
+            np.take(self._values, earlier, axis=2),
         )
         logits, keys, values = self._request.infer(inputs, share_inputs=True, share_outputs=True).values()
         self._keys[:, :, slots], self._values[:, :, slots] = keys, values
@@ -69,31 +68,28 @@ class OpenVINOExecutor(LogitsExecutor):
         return kept
 
 
-@dataclass(frozen=True)
-class SeenColumns:
-    """columns    [ earlier: slots with KV that some row sees ][ rows of this forward ]"""
+def seen_columns(metadata: AttentionMetadata, num_slots: int) -> tuple[Slots, NDArray[np.bool_]]:
+    """Slots with KV of earlier tokens that some row sees, ascending; whether each row sees each column. [earlier],
+    [rows, earlier + rows]
 
-    earlier: Slots  # ascending, of tokens that were computed before and are seen now
-    sees: NDArray[np.bool_]  # [rows, earlier + rows]
-
-    @classmethod
-    def of(cls, metadata: AttentionMetadata, num_slots: int) -> SeenColumns:
-        slots, starts, positions, prefixes, paths, prefix_slots = (x.numpy() for x in metadata.tensors())
-        rows, places = np.nonzero(np.arange(paths.shape[1]) <= (positions - prefixes)[:, None])
-        seen = {start: np.flatnonzero(starts == start) for start in np.unique(starts).tolist()}  # rows, by sequence
-        ends = {start: start + min(prefixes[own[0]], positions[own].max() + 1) for start, own in seen.items()}
-        before = np.zeros(num_slots, np.bool_)
-        before[np.concatenate([paths[rows, places], *(prefix_slots[start:end] for start, end in ends.items())])] = True
-        before[slots] = False
-        earlier = np.flatnonzero(before).astype(np.int32)
-        column = np.zeros(num_slots, np.int64)
-        column[np.concatenate((earlier, slots))] = np.arange(len(earlier) + len(slots))
-        sees = np.zeros((len(slots), len(earlier) + len(slots)), np.bool_)
-        for start, own in seen.items():
-            prefix = column[prefix_slots[start : ends[start]]]
-            sees[np.ix_(own, prefix)] = np.arange(len(prefix)) <= positions[own, None]
-        sees[rows, column[paths[rows, places]]] = True
-        return cls(earlier, sees)
+    columns    [ earlier ][ rows of this forward ]
+    """
+    slots, starts, positions, prefixes, paths, prefix_slots = (x.numpy() for x in metadata.tensors())
+    rows, places = np.nonzero(np.arange(paths.shape[1]) <= (positions - prefixes)[:, None])
+    seen = {start: np.flatnonzero(starts == start) for start in np.unique(starts).tolist()}  # rows, by sequence
+    ends = {start: start + min(prefixes[own[0]], positions[own].max() + 1) for start, own in seen.items()}
+    before = np.zeros(num_slots, np.bool_)
+    before[np.concatenate([paths[rows, places], *(prefix_slots[start:end] for start, end in ends.items())])] = True
+    before[slots] = False
+    earlier = np.flatnonzero(before).astype(np.int32)
+    column = np.zeros(num_slots, np.int64)
+    column[np.concatenate((earlier, slots))] = np.arange(len(earlier) + len(slots))
+    sees = np.zeros((len(slots), len(earlier) + len(slots)), np.bool_)
+    for start, own in seen.items():
+        prefix = column[prefix_slots[start : ends[start]]]
+        sees[np.ix_(own, prefix)] = np.arange(len(prefix)) <= positions[own, None]
+    sees[rows, column[paths[rows, places]]] = True
+    return earlier, sees
 
 
 def _kind_of(device: str, available: Sequence[str]) -> str:
