@@ -51,7 +51,7 @@ from pilotfish.core.prefilling.prefill_messages import (
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
 from pilotfish.core.prefilling.segments import SegmentReference
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.prefills import handovers as engine_handovers
+from pilotfish.engine.prefills.handovers import HandOvers
 from pilotfish.kv.lanes import URGENT
 from pilotfish.model.kv_copy import HostCopier
 from pilotfish.workers.prefill import PrefillWorker
@@ -216,7 +216,7 @@ def test_slots_that_were_given_back_are_not_written(
 ) -> None:
     """An abort does not wait for a segment that is being read, which comes to nothing; it waits for one that is being
     written."""
-    where = (HostCopier, "write_layers") if writes else (engine_handovers, "converted")
+    where = (HostCopier, "write_layers") if writes else (HandOvers, "_data")
     write, held = HostCopier.write_layers, getattr(*where)
     began, may_end, all_done = threading.Event(), threading.Event(), threading.Event()
     written = list[range]()
