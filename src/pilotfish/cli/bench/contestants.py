@@ -18,10 +18,8 @@ from pilotfish.cli.bench.workload import Job
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import drafter_kinds
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits, NoDrafter
-from pilotfish.core.scheduling.budget import AdaptiveBudget, Budget, FixedBudget, StepLoad, StepTime
+from pilotfish.core.scheduling.budget import AdaptiveBudget, Budget, FixedBudget, StepLoad
 from pilotfish.core.scheduling.request import RequestStats
-from pilotfish.core.scheduling.step import RequestCommit, Step
-from pilotfish.core.trees.tree import Forest
 from pilotfish.engine.costs import make_budget
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import EngineError
@@ -66,12 +64,12 @@ class Run:
 
     seconds: float
     outputs: list[list[int]]
-    stats: list[RequestStats] = field(default_factory=list)  # of each output; empty for foreign engines
+    stats: list[RequestStats] = field(default_factory=list)  # of each output
     steps: list[StepRecord] = field(default_factory=list)
     overruns: float = 0.0  # share of the target's forwards
-    texts: list[str] = field(default_factory=list)  # of each output; empty for foreign engines
+    texts: list[str] = field(default_factory=list)  # of each output
     ends: list[str] = field(default_factory=list)  # of each output: its finish reason, or the error
-    times: list[OutputTimes] = field(default_factory=list)  # of each output; empty for foreign engines
+    times: list[OutputTimes] = field(default_factory=list)  # of each output
     logprobs: list[list[float]] = field(default_factory=list)  # of each output's tokens, where its job asked for them
 
     @property
@@ -116,24 +114,22 @@ def over(name: str, other: str, rounds: Mapping[str, Sequence[Timed]]) -> Spread
 
 
 def speed_of(name: str, rounds: Mapping[str, Sequence[Run]]) -> Row:
-    """Speed of a contestant: tokens of all sequences a second, prompts' forwards included; more of those whose engine
-    is ours. `nodes` are those verified in a step of a sequence, `hit_share` counts steps after which a tree was left,
-    `overruns` are a share of the target's forwards."""
+    """Tokens of all sequences a second, prompts' forwards included. `nodes` are those verified in a step of a sequence,
+    `hit_share` counts steps after which a tree was left, `overruns` are a share of the target's forwards."""
     runs, own = rounds[name], joined(rounds[name])
-    row: Row = {"contestant": name, "tokens_per_second": Spread.of(rates(runs))}
-    row["distinct_4grams"] = distinct_ngrams(own.outputs)
-    if own.stats:
-        steps = own.total("verify_steps")
-        row |= {
-            "over_off": over(name, OFF, rounds),
-            "tokens_per_verify_step": own.tokens / steps,
-            "nodes": own.total("draft_tokens") / steps,
-            "hit_share": own.total("hits") / steps,
-            "equal_outputs": equal_share(own.outputs, joined(rounds[OFF]).outputs),
-            **periods_of([run.steps for run in runs]),
-            "overruns": statistics.mean(run.overruns for run in runs),
-        }
-    return row
+    steps = own.total("verify_steps")
+    return {
+        "contestant": name,
+        "tokens_per_second": Spread.of(rates(runs)),
+        "distinct_4grams": distinct_ngrams(own.outputs),
+        "over_off": over(name, OFF, rounds),
+        "tokens_per_verify_step": own.tokens / steps,
+        "nodes": own.total("draft_tokens") / steps,
+        "hit_share": own.total("hits") / steps,
+        "equal_outputs": equal_share(own.outputs, joined(rounds[OFF]).outputs),
+        **periods_of([run.steps for run in runs]),
+        "overruns": statistics.mean(run.overruns for run in runs),
+    }
 
 
 def periods_of(runs: Sequence[Sequence[StepRecord]]) -> Row:
@@ -220,7 +216,7 @@ class PausedBudget:
     """Adaptive; its clock stands still while others run: else runs would begin with probes that fell due meanwhile."""
 
     def __init__(self, budget: AdaptiveBudget) -> None:
-        self._budget = budget
+        self._budget, self.nodes, self.observe = budget, budget.nodes, budget.observe
         self._begins = True
         self._now = self._paused = 0.0  # seconds: the last step, pauses left out; the pauses up to this run
 
@@ -233,12 +229,6 @@ class PausedBudget:
             self._paused, self._begins = now - self._now, False
         self._now = now - self._paused
         return self._budget.limits(load, self._now)
-
-    def nodes(self, load: StepLoad, offered: Forest, draft_seconds: float, levels: int) -> int:
-        return self._budget.nodes(load, offered, draft_seconds, levels)
-
-    def observe(self, step: Step, commits: Sequence[RequestCommit], time: StepTime) -> None:
-        self._budget.observe(step, commits, time)
 
 
 def budgets_of(config: EngineConfig, engine: Engine, drafter: Drafter) -> Callable[[], Budget]:
