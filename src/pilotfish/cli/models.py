@@ -78,8 +78,7 @@ def _print(report: CheckReport) -> None:
         print_table(facts_table(_head_facts(report.head), "head"))
     if report.memory is not None:
         print_line(report.memory.describe())
-    for problem in report.problems:
-        print_line(f"problem: {problem}")
+    print_line(*(f"problem: {problem}" for problem in report.problems))
     lacking = report.no_structured_output
     verdict = "would run" if lacking is None else f"would run, but no structured output: {lacking}"
     print_line(verdict if report.would_run else "would not run")

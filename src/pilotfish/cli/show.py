@@ -31,8 +31,8 @@ def print_json(record: object) -> None:
     sys.stdout.flush()
 
 
-def print_line(line: str) -> None:
-    sys.stdout.write(one_line(line) + "\n")
+def print_line(*lines: str) -> None:
+    sys.stdout.writelines(one_line(line) + "\n" for line in lines)
 
 
 def warn_line(line: str) -> None:

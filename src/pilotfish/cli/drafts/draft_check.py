@@ -48,9 +48,7 @@ def draft_check(
     from pilotfish.wire.sockets import DialingChannel
 
     if listing:
-        for name, sentence in SENTENCES.items():
-            print_line(f"{name:26} {sentence}")
-        return
+        return print_line(*(f"{name:26} {sentence}" for name, sentence in SENTENCES.items()))
     if pool is None:
         raise ParameterError("pool", None, "the address that the draft listens at")
     for name in only or ():

@@ -45,16 +45,14 @@ def print_choice(choice: HardwareChoice) -> None:
     rows = [_cells(one) for one in choice.kinds]
     print_table(table_of(rows, left=rows[0] if rows else ()), at_least=TABLE_WIDTH)
     crossovers = [*map(_crossover, choice.crossovers)] or ["Speculation: no draft was given, or none fits."]
-    for line in ("", *_verdict(choice), *_bounds(choice.chosen), *crossovers, *_acceptance(choice), *_caveats(choice)):
-        print_line(line)
+    print_line("", *_verdict(choice), *_bounds(choice.chosen), *crossovers, *_acceptance(choice), *_caveats(choice))
 
 
 def print_load(load: RecordedLoad, choices: Mapping[str, HardwareChoice]) -> None:
     facts = f"{load.requests} requests in {load.minutes:.0f} minutes: {load.mean:.2f} a second, {load.peak:.2f} in the"
     print_line(f"{facts} busiest minute; {load.shared:.0%} of prompts' tokens came before")
     for name, choice in choices.items():
-        print_line("")
-        print_line(f"{name}:")
+        print_line("", f"{name}:")
         print_choice(choice)
 
 

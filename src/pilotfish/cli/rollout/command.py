@@ -57,11 +57,9 @@ def report(
 def _print(made: RolloutReport) -> None:
     from pilotfish.operate.report import notes, summary
 
-    for line in (*summary(made), ""):
-        print_line(line)
+    print_line(*summary(made), "")
     print_table(table_of(_rows(made), left=("variant", "mean", "beside the holdout")), at_least=WIDE)
-    for line in ("", *notes(made)):
-        print_line(line)
+    print_line("", *notes(made))
 
 
 def _rows(made: RolloutReport) -> Iterator[dict[str, Text]]:
