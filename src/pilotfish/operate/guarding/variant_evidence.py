@@ -14,18 +14,14 @@ class AcceptanceDrop:
     TOLERATED = 1.5  # times fewer
 
     def __init__(self) -> None:
-        self._detector, self._noise = ChangeDetector(), NoiseEstimate()
+        self.detector, self._noise = ChangeDetector(), NoiseEstimate()
         self._levels = defaultdict[int, RunningMean](partial(RunningMean, self.MEMORY))  # by load
         self._pending = NOTHING
         self.since = NOTHING  # what came since the drop is suspected, or the last of it
 
     @property
     def is_suspected(self) -> bool:
-        return self._detector.evidence >= 1
-
-    @property
-    def is_detected(self) -> bool:
-        return self._detector.is_detected
+        return self.detector.evidence >= 1
 
     def observe(self, own: GuardReading) -> None:
         present = self._pending + own
@@ -41,7 +37,7 @@ class AcceptanceDrop:
         level, scale, tokens = self._levels[present.load], 1 / present.guessable, log1p(present.acceptance)
         if level.weight:
             excess = log1p(level.value / self.TOLERATED) - tokens
-            self._detector.observe(excess, [scale * v for v in self._noise.variances])
+            self.detector.observe(excess, [scale * v for v in self._noise.variances])
             self._noise.observe(tokens - log1p(level.value), scale)
         level.observe(present.acceptance)
 
@@ -78,7 +74,7 @@ class VariantEvidence:
             self._compare(compared)
         if self._slower.is_detected:
             return self.figures
-        if self._acceptance.is_detected and self._slowdown_since_drop() > -self._allowance:
+        if self._acceptance.detector.is_detected and self._slowdown_since_drop() > -self._allowance:
             return f"{self._acceptance}; no longer faster than the holdout: {self._since_drop or 'which is silent'}"
         return ""
 
