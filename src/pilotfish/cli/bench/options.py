@@ -122,19 +122,19 @@ class BenchOptions:
 
 
 class Bench(Struct, frozen=True):
-    """As benches.toml describes it: by name options of BenchOptions and EngineConfig, or a class of its own."""
+    """As benches.toml describes it: by name options of BenchOptions and EngineConfig, or ServeBenchOptions."""
 
     help: str
     measure: str
     names: list[str] = field(name="options", default_factory=list)
     defaults: dict[str, Any] = {}
     timed: bool = True
-    own: Literal["", "serve"] = ""  # a key of OWN
+    serves: bool = False  # whether it is `serve`, whose options are its own
     group: str = "bench"  # the command that it belongs to
 
     def declared(self) -> list[Option]:
-        if self.own:
-            return pick(OWN[self.own])
+        if self.serves:
+            return pick(ServeBenchOptions)
         own = [name for name in self.names if name in options_of(BenchOptions)]
         engine = [name for name in self.names if name not in own]
         defaults = {"prompts": REQUIRED, "to": REQUIRED, **self.defaults}
@@ -144,14 +144,14 @@ class Bench(Struct, frozen=True):
         values = {one.name: given.get(one.name, one.default) for one in self.declared()}
         for one in self.declared():
             one.check(values[one.name])
-        if self.own:
-            return OWN[self.own](**values)
+        if self.serves:
+            return ServeBenchOptions(**values)
         own = {name: values.pop(name) for name in list(values) if name in options_of(BenchOptions)}
         return BenchOptions(**own, engine=values)
 
     def conditions(self, options: Any) -> dict[str, Any]:
         """Conditions for a report: all options, with models, their precision and prompts resolved."""
-        if self.own:
+        if self.serves:
             given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
             return {k: value for k, value in given.items() if value is not None and k not in ("json", "out")}
         found = {**vars(options), **options.engine}
@@ -162,7 +162,5 @@ class Bench(Struct, frozen=True):
         return chosen | ({"prompts": len(options.rows())} if "prompts" in self.names else {})
 
 
-#: Benches whose options are theirs alone.
-OWN: dict[str, Any] = {"serve": ServeBenchOptions}
 #: By command.
 BENCHES = read_table(__file__, "benches", dict[str, Bench])

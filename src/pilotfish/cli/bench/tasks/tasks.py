@@ -5,7 +5,7 @@ Each kind says what the model is asked and how its output is judged; `Judge` hol
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import Struct
@@ -19,8 +19,6 @@ from pilotfish.grammar.parsers.grammars import Tool
 from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Piece, joined
 from pilotfish.prompts import chat_prompt, lines_of
 
-#: Where a completed function is over, as HumanEval's own harness has it.
-CODE_STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 #: For models whose template shows no format of its own.
 DEFAULT_FORMAT = "hermes"
 
@@ -75,11 +73,13 @@ class Task(Struct, frozen=True):
     id: str
     prompt: str
 
+    stop: ClassVar[tuple[str, ...]] = ()
+
     def asked(self, judge: Judge) -> Prompt:  # noqa: ARG002
         return Prompt(self.id, self.prompt)
 
     def params(self, judge: Judge) -> dict[str, Any]:  # noqa: ARG002
-        return {}
+        return {"stop": self.stop}
 
     def failure(self, text: str, judge: Judge) -> str:
         """Why it is none, in one line; "" for a success."""
@@ -91,8 +91,7 @@ class ExactTask(Task, frozen=True):
 
     answer: str
 
-    def params(self, judge: Judge) -> dict[str, Any]:  # noqa: ARG002
-        return {"stop": ("\n",)}
+    stop: ClassVar = ("\n",)
 
     def failure(self, text: str, judge: Judge) -> str:  # noqa: ARG002
         return "" if text.strip() == self.answer else f"not {self.answer!r} but {text.strip()!r}"
@@ -103,8 +102,7 @@ class CodeTask(Task, frozen=True):
 
     test: str
 
-    def params(self, judge: Judge) -> dict[str, Any]:  # noqa: ARG002
-        return {"stop": CODE_STOPS}
+    stop: ClassVar = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # where a function is over, in HumanEval
 
     def failure(self, text: str, judge: Judge) -> str:
         return judge.run(f"{self.prompt}{text}\n{self.test}")
