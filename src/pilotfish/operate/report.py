@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from pilotfish.config.hardware.tables import read_table
 from pilotfish.errors import ParameterError
 from pilotfish.operate.arms import MEASURES, Arm, RolloutArms
 from pilotfish.operate.contrast import Contrast, Moments
@@ -32,15 +33,7 @@ class MeasureWords(Struct, frozen=True):
     more_is_better: bool = True
 
 
-WORDS = {
-    "itl": MeasureWords("ITL", "ms", "ratio", "slower", "faster", more_is_better=False),
-    "ttft": MeasureWords("TTFT", "ms", "ratio", "slower", "faster", more_is_better=False),
-    "tokens_per_second": MeasureWords("tokens/s of a request", "", "ratio", "faster", "slower"),
-    "tokens_per_step": MeasureWords("tokens per step", "", "count", "higher", "lower"),
-    "valid": MeasureWords("valid structured outputs", "%", "share", "higher", "lower"),
-    "score": MeasureWords("feedback", "%", "share", "higher", "lower"),
-    "failed": MeasureWords("failed requests", "%", "share", "higher", "lower", more_is_better=False),
-}
+WORDS = read_table(__file__, "measures", dict[str, MeasureWords])
 #: By which each unit is smaller than the one that values are kept in.
 UNITS = {"ms": 1000.0, "%": 100.0, "": 1.0}
 

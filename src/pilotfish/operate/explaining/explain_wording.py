@@ -1,29 +1,13 @@
-from pilotfish.operate.explaining.causes import Factor
+from pilotfish.config.hardware.tables import read_table
 from pilotfish.operate.explaining.explanation import Cause, CohortFigures, Kind, Verdict
 from pilotfish.printable import printable
 
 NOTHING = "Not enough data: in one of the two no request ended that was answered."
 #: Values that a sentence names.
 NAMED = 3
-#: Differences between requests, by the factor of accepted tokens a step in which they differ most.
-DIFFERENCES: dict[Factor, str] = {
-    "wanted": "how many steps want a tree",
-    "late": "how many trees come in time",
-    "right": "how many of a tree's tokens are accepted",
-}
 GOOD = "Nothing: it raised acceptance."
-ADVICE: dict[Kind, str] = {
-    "mix": "Nothing is broken: the traffic is another. If it stays so, train the draft on it.",
-    "drift": "If draft and nodes of trees are as before, the texts or the target are others: train it on recent ones.",
-    "draft": "Take this revision out of its variant, or give it a smaller share, until it guesses as well as others.",
-    "client": "Give this client's requests a variant of their own, or train the draft on such texts.",
-    "variant": "Their shares were changed, or one guesses otherwise now: compare variants in the rollout's report.",
-    "temperature": "Nothing is broken: what is sampled from flatter distributions is harder to guess.",
-    "structured": "Nothing is broken: outputs have another form. A draft that was trained on such ones guesses better.",
-    "context": "Nothing is broken: prompts have other lengths. Train the draft on such ones, or copy from prompts.",
-    "late": "The draft is too slow, not wrong: look at the load of its pools and the delay to them; add a pool.",
-    "wanted": "The budget guessed less, as under load it does: look at the load.",
-}
+_WORDS = read_table(__file__, "explain_wording", dict[str, dict[str, str]])
+DIFFERENCES, ADVICE = _WORDS["differences"], _WORDS["advice"]
 #: The kind with the right advice where such requests became fewer.
 SHRUNK: dict[Kind, Kind] = {"draft": "variant", "client": "mix"}
 
