@@ -171,7 +171,6 @@ SMALL = MemoryTier(full_name="a", memory=1e9, bandwidth=1e9, sources=("a",))
         (tiered, {"tier": SMALL, "weights_share": 1.0}, "15.1 GB more"),
         (partial(replace, split()), {"link": LINKS["tcp"]}, "a link whose bandwidth is known"),
         (split, {"batches": 0}, "1 batch or more"),
-        (partial(replace, split()), {"ffn": placed(count=8)}, "the attention and the FFNs of one model"),
         (partial(replace, split()), {"ffn": placed("qwen3-235b-a22b", count=2)}, "GB of FFNs do not fit"),
     ],
 )

@@ -24,8 +24,6 @@ class SplitModel(PlacedModel, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.link.bandwidth is None:
             raise ParameterError("split", "its link", "a link whose bandwidth is known")
-        if self.model is not self.ffn.model:
-            raise ParameterError("split", "two models", "the attention and the FFNs of one model")
         if self.batches < 1:
             raise ParameterError("split", self.batches, "1 batch or more")
         memory = self.ffn.count * self.ffn.device.memory * KV_MEMORY

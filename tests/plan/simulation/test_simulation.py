@@ -9,7 +9,6 @@ from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.budget import FixedBudget
 from pilotfish.core.scheduling.request import FinishReason, Request
 from pilotfish.core.scheduling.scheduler import Scheduler
-from pilotfish.errors import ParameterError
 from pilotfish.plan.events import VirtualClock
 from pilotfish.plan.simulation import run
 from pilotfish.plan.simulation.acceptance import AcceptanceTrace, drawn_acceptance
@@ -126,11 +125,6 @@ def test_the_host_costs_what_it_says() -> None:
     host = HostCosts(step=0.001, sequence=0.0001, node=0.00001)
     seconds = host.of_target(flat(0.010))(ForwardLoad(rows=24, sequences=4))
     assert seconds == pytest.approx(0.010 + 0.001 + 0.0004 + 0.0002)
-
-
-def test_a_draft_is_needed_where_one_guesses() -> None:
-    with pytest.raises(ParameterError, match="draft"):
-        Setup(target=flat(0.01), speculation=Speculation(mode="async"))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -15,7 +15,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-from pilotfish.errors import ParameterError
 from pilotfish.operate.guarding.guard_readings import NOTHING, GuardReading
 from pilotfish.operate.guarding.variant_evidence import VariantEvidence
 
@@ -136,12 +135,8 @@ class Guard:
         return events
 
     def share(self, variant: str) -> float:
-        """Share of its requests that may speculate; 1 for the holdout. ParameterError for an unknown variant."""
-        if variant == self._holdout:
-            return 1.0
-        if variant not in self._variants:
-            raise ParameterError("variant", variant, f"one of {', '.join([self._holdout, *self._variants])}")
-        return self._variants[variant].share
+        """Share of its requests that may speculate; 1 for the holdout."""
+        return 1.0 if variant == self._holdout else self._variants[variant].share
 
     def told(self) -> dict[str, GuardedVariant]:
         return {name: guarded.standing for name, guarded in self._variants.items()}

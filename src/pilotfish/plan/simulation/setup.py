@@ -4,7 +4,6 @@ import numpy as np
 from msgspec import Struct
 
 from pilotfish.config.fields import Mode
-from pilotfish.errors import ParameterError
 from pilotfish.plan.simulation.models import Cost
 
 #: Rows of a forward of the target.
@@ -56,10 +55,6 @@ class Setup(Struct, frozen=True, kw_only=True):
     pools: int = 1  # async
     delay: float = 0.0  # seconds that a message to a draft on another host takes, one way
     max_requests: int = 256
-
-    def __post_init__(self) -> None:
-        if self.speculation.mode != "off" and self.draft is None:
-            raise ParameterError("draft", None, f"one, in mode {self.speculation.mode}")
 
 
 class LoadItem(Struct, frozen=True):
