@@ -11,31 +11,16 @@ from pilotfish.printable import short
 from pilotfish.server.bodies.ignored import Ignored, kind_of
 from pilotfish.server.bodies.requests import ChatRequest, JsonOfSchema
 from pilotfish.server.http_errors import bad, bad_request
-from pilotfish.server.responses.response_body import (
-    LOGPROBS,
-    FunctionChoice,
-    InputCall,
-    InputCallOutput,
-    InputCustomCall,
-    InputItem,
-    InputMessage,
-    InputReasoning,
-    ItemPart,
-    RefusalText,
-    ResponsesRequest,
-    SchemaJson,
-    TextOptions,
-    ToolSubsetChoice,
-)
+from pilotfish.server.responses import response_body as body
 from pilotfish.server.responses.response_tools import arguments_of, function_name, offered_tools
 from pilotfish.validation import converted
 
 #: Fields of chats with the same name. They have the same meaning, too, unless `chat_of` says otherwise.
-SHARED = [name for name in ResponsesRequest.__struct_fields__ if name in ChatRequest.__struct_fields__]
+SHARED = [name for name in body.ResponsesRequest.__struct_fields__ if name in ChatRequest.__struct_fields__]
 
 
 class ResponseChat(ChatRequest, kw_only=True):
-    asked: ResponsesRequest
+    asked: body.ResponsesRequest
     tool_paths: list[str]
 
     output: ClassVar = "response"
@@ -52,7 +37,7 @@ class ResponseChat(ChatRequest, kw_only=True):
         return f"{self.tool_paths[i]}.function"
 
 
-def chat_of(request: ResponsesRequest, ignored: Ignored) -> ResponseChat:
+def chat_of(request: body.ResponsesRequest, ignored: Ignored) -> ResponseChat:
     if request.previous_response_id is not None:
         problem = f"{short(request.previous_response_id)} is not found: nothing is stored; send the items as input"
         raise bad_request("previous_response_id", problem, "previous_response_not_found")
@@ -60,13 +45,13 @@ def chat_of(request: ResponsesRequest, ignored: Ignored) -> ResponseChat:
         raise bad_request("stream_options", "it is not allowed without stream")
     if request.speculation is not None and request.speculation.detail:
         ignored.leave_out(bad("speculation.detail", True, "false"))
-    text = request.text or TextOptions()
+    text = request.text or body.TextOptions()
     if text.verbosity not in (None, "medium"):
         ignored.leave_out(bad("text.verbosity", text.verbosity, "medium"))
     for i, wanted in enumerate(request.include or ()):
-        if wanted != LOGPROBS:
-            ignored.leave_out(bad(f"include[{i}]", wanted, LOGPROBS), kind_of("include", wanted))
-    wants_logprobs, tools = LOGPROBS in (request.include or ()), list(offered_tools(request))
+        if wanted != body.LOGPROBS:
+            ignored.leave_out(bad(f"include[{i}]", wanted, body.LOGPROBS), kind_of("include", wanted))
+    wants_logprobs, tools = body.LOGPROBS in (request.include or ()), list(offered_tools(request))
     fields = {
         **{name: getattr(request, name) for name in SHARED},
         "stream_options": None,  # a response's say nothing to a chat
@@ -80,19 +65,20 @@ def chat_of(request: ResponsesRequest, ignored: Ignored) -> ResponseChat:
         "tools": [{"type": "function", "function": tool.function} for tool in tools] or None,
         "tool_paths": [tool.path for tool in tools],
         "tool_choice": _tool_choice(request),
-        "response_format": JsonOfSchema(text.format) if isinstance(text.format, SchemaJson) else text.format,
+        "response_format": JsonOfSchema(text.format) if isinstance(text.format, body.SchemaJson) else text.format,
         "reasoning_effort": request.reasoning and request.reasoning.effort,
     }
     return converted("", {name: value for name, value in fields.items() if value is not None}, ResponseChat)
 
 
 def _goes_on(items: str | list[Any]) -> bool | None:
-    last = items[-1] if items and not isinstance(items, str) else None
-    goes_on = isinstance(last, InputMessage) and last.role == "assistant" and last.status not in (None, "completed")
-    return goes_on or None
+    match items:
+        case [*_, body.InputMessage(role="assistant", status="in_progress" | "incomplete")]:
+            return True
+    return None
 
 
-def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
+def _messages(request: body.ResponsesRequest) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if request.instructions is not None:
         messages.append({"role": "system", "content": _content(request.instructions)})
@@ -109,17 +95,17 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
     return [{"content": ""} | message if message["role"] == "assistant" else message for message in messages]
 
 
-def _message(item: InputItem) -> dict[str, Any]:
+def _message(item: body.InputItem) -> dict[str, Any]:
     match item:
-        case InputMessage(role=role, content=content):
+        case body.InputMessage(role=role, content=content):
             return {"role": "system" if role == "developer" else role, "content": _content(content)}
-        case InputCall(call_id=call_id, name=name, arguments=arguments, namespace=namespace):
+        case body.InputCall(call_id=call_id, name=name, arguments=arguments, namespace=namespace):
             return _call(call_id, function_name(name, namespace), arguments)
-        case InputCustomCall(call_id=call_id, name=name, input=text, namespace=namespace):
+        case body.InputCustomCall(call_id=call_id, name=name, input=text, namespace=namespace):
             return _call(call_id, function_name(name, namespace), arguments_of(text))
-        case InputCallOutput(call_id=call_id, output=output):
+        case body.InputCallOutput(call_id=call_id, output=output):
             return {"role": "tool", "tool_call_id": call_id, "content": _content(output)}
-        case InputReasoning(content=content, summary=summary):
+        case body.InputReasoning(content=content, summary=summary):
             text = "\n".join(part.text for part in content or summary)
             return {"role": "assistant", **({"reasoning": text} if text else {})}
     raise TypeError(item)
@@ -130,7 +116,7 @@ def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": [call]}
 
 
-def _content(given: str | Sequence[ItemPart | RefusalText]) -> list[dict[str, str]]:
+def _content(given: str | Sequence[body.ItemPart | body.RefusalText]) -> list[dict[str, str]]:
     texts = [given] if isinstance(given, str) else [part.text for part in given]
     return [{"type": "text", "text": text} for text in texts]
 
@@ -147,16 +133,16 @@ def _belongs(part: dict[str, Any], message: dict[str, Any]) -> bool:
     return not says or max(said) < says[0] or says == [_ORDER.index("tool_calls")]
 
 
-def _tool_choice(request: ResponsesRequest) -> Any:
+def _tool_choice(request: body.ResponsesRequest) -> Any:
     match request.tool_choice:
         case "auto":
             return None
-        case FunctionChoice() as chosen:
+        case body.FunctionChoice() as chosen:
             return _reference(chosen)
-        case ToolSubsetChoice(mode=mode, tools=tools):
+        case body.ToolSubsetChoice(mode=mode, tools=tools):
             return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*map(_reference, tools)]}}
     return request.tool_choice
 
 
-def _reference(chosen: FunctionChoice) -> dict[str, Any]:
+def _reference(chosen: body.FunctionChoice) -> dict[str, Any]:
     return {"type": "function", "function": {"name": function_name(chosen.name, chosen.namespace)}}
