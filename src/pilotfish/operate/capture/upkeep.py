@@ -7,17 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pilotfish.errors import ParameterError
-from pilotfish.operate.capture.folder import (
-    CaptureFile,
-    check_folder,
-    found_rows,
-    partition_of,
-    partitions,
-    read_salt,
-    refusing,
-    remove,
-    untold_until,
-)
+from pilotfish.operate.capture import folder
 from pilotfish.operate.capture.rows import CapturedRow, rows_of
 
 
@@ -41,9 +31,9 @@ class PurgedRows:
     bytes: int
 
 
-def read_rows_of(file: CaptureFile) -> Iterator[CapturedRow]:
+def read_rows_of(file: folder.CaptureFile) -> Iterator[CapturedRow]:
     """None of a removed file. ParameterError for an unreadable one."""
-    with refusing(file.path):
+    with folder.refusing(file.path):
         try:
             contents = file.path.read_bytes()
         except FileNotFoundError:
@@ -52,12 +42,12 @@ def read_rows_of(file: CaptureFile) -> Iterator[CapturedRow]:
 
 
 def summarize_partitions(path: Path) -> list[PartitionSummary]:
-    check_folder(path)
-    with refusing(path):
-        return [_summary(parent.name, found_rows(path, parent.name)) for parent in partitions(path)]
+    folder.check_folder(path)
+    with folder.refusing(path):
+        return [_summary(parent.name, folder.found_rows(path, parent.name)) for parent in folder.partitions(path)]
 
 
-def _summary(name: str, files: Sequence[CaptureFile]) -> PartitionSummary:
+def _summary(name: str, files: Sequence[folder.CaptureFile]) -> PartitionSummary:
     count = prompt = output = 0
     times = list[float]()
     for row in (row for file in files for row in read_rows_of(file)):
@@ -71,25 +61,25 @@ def _summary(name: str, files: Sequence[CaptureFile]) -> PartitionSummary:
 
 def purge_client(path: Path, client: str) -> PurgedRows:
     """`client`: the name of its key. Needs the salt; ParameterError while rows of unknown clients exist."""
-    check_folder(path)
-    with refusing(path):
-        rows, since = found_rows(path), untold_until(path)
+    folder.check_folder(path)
+    with folder.refusing(path):
+        rows, since = folder.found_rows(path), folder.untold_until(path)
         if rows and rows[0].begun < since:
             before = datetime.fromtimestamp(math.ceil(since), UTC).isoformat()
             problem = f"{path}: the salt was damaged, so of rows before {before} nobody can tell whose they are"
             raise ParameterError.described("client", f"client: {problem}; purge those first, with --before")
-        return _purge(found_rows(path, partition_of(client, read_salt(path))))
+        return _purge(folder.found_rows(path, folder.partition_of(client, folder.read_salt(path))))
 
 
 def purge_before(path: Path, time: float) -> PurgedRows:
     """Whole files are removed, with rows of up to an hour later; of infinity all."""
-    check_folder(path)
-    with refusing(path):
-        return _purge(file for file in found_rows(path) if file.begun < time)
+    folder.check_folder(path)
+    with folder.refusing(path):
+        return _purge(file for file in folder.found_rows(path) if file.begun < time)
 
 
-def _purge(files: Iterable[CaptureFile]) -> PurgedRows:
+def _purge(files: Iterable[folder.CaptureFile]) -> PurgedRows:
     gone = list(files)
     for file in gone:
-        remove(file)
+        folder.remove(file)
     return PurgedRows(len(gone), sum(file.size for file in gone))
