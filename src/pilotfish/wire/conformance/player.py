@@ -7,25 +7,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from pilotfish.core.drafting.messages import (
-    CONNECTION,
-    ERRORS,
-    PAUSES,
-    PROGRESS,
-    Close,
-    Commit,
-    Hello,
-    Load,
-    Open,
-    Pause,
-    Progress,
-    Refuse,
-    RequestSampling,
-    Resume,
-    Resync,
-    ToTarget,
-    Tree,
-)
+from pilotfish.core.drafting import messages
 from pilotfish.core.peers.fields import Error, Peer
 from pilotfish.core.peers.peer import EchoClock
 from pilotfish.errors import UnknownTypeError, WireError
@@ -48,9 +30,9 @@ class PlayerChannel(Protocol):
 
 
 class Player:
-    def __init__(self, channel: PlayerChannel, hello: Hello, referee: Referee, patience: float) -> None:
+    def __init__(self, channel: PlayerChannel, hello: messages.Hello, referee: Referee, patience: float) -> None:
         self.channel, self.hello, self.referee, self.patience = channel, hello, referee, patience
-        self.loads: list[Load] = []  # that came, and when
+        self.loads: list[messages.Load] = []  # that came, and when
         self.load_times: list[float] = []
         self.refusals: list[str] = []  # of this target
         self.errors: list[Error] = []
@@ -63,8 +45,8 @@ class Player:
         self._greeted = -GREETING
         self._word = self._busy_until = 0.0  # when a word came last; until when none is to be expected
 
-    def say(self, *messages: Struct) -> None:
-        self.send(*map(encode, messages))
+    def say(self, *said: Struct) -> None:
+        self.send(*map(encode, said))
 
     def send(self, *frames: bytes) -> None:
         deadline = time.monotonic() + self.patience
@@ -90,21 +72,21 @@ class Player:
     def _open(self, session: PlayedSession, **fields: Any) -> None:
         length = len(session.tokens)
         head = session.number, session.generation, session.tokens, length, length + 10_000
-        own: dict[str, Any] = {"seed": 7, "sampling": RequestSampling(temperature=0.0), **fields}
-        self.say(Open(*head, wanted=session.wanted, **own))
+        own: dict[str, Any] = {"seed": 7, "sampling": messages.RequestSampling(temperature=0.0), **fields}
+        self.say(messages.Open(*head, wanted=session.wanted, **own))
 
-    def commit(self, session: PlayedSession, tokens: Sequence[int], wanted: int | None = None) -> Commit:
+    def commit(self, session: PlayedSession, tokens: Sequence[int], wanted: int | None = None) -> messages.Commit:
         session.wanted = session.wanted if wanted is None else wanted
         base_len = len(session.tokens)
         session.tokens.extend(tokens)
         session.told = len(session.tokens)
-        message = Commit(session.number, session.generation, base_len, list(tokens), session.wanted)
+        message = messages.Commit(session.number, session.generation, base_len, list(tokens), session.wanted)
         self.say(message)
         return message
 
     def close(self, session: PlayedSession) -> None:
         session.closed_at = time.monotonic()
-        self.say(Close(session.number, session.generation))
+        self.say(messages.Close(session.number, session.generation))
 
     def listen(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Whether `until` held in time."""
@@ -144,13 +126,13 @@ class Player:
         self._word = now
         self._hear(message, now)
 
-    def _hear(self, message: ToTarget, now: float) -> None:
-        if isinstance(message, Load):
+    def _hear(self, message: messages.ToTarget, now: float) -> None:
+        if isinstance(message, messages.Load):
             self._hear_load(message, now)
-        elif isinstance(message, Refuse) and message.session == CONNECTION:
+        elif isinstance(message, messages.Refuse) and message.session == messages.CONNECTION:
             self.refusals.append(message.reason)
         elif isinstance(message, Error):
-            self._needs(ERRORS, "error")
+            self._needs(messages.ERRORS, "error")
             self.errors.append(message)
         else:
             self._hear_of_session(message, now)
@@ -159,7 +141,7 @@ class Player:
         if capability not in self.hello.capabilities:
             self.referee.breach("capability", f"{kind} came to a target that does not say {capability}")
 
-    def _hear_load(self, load: Load, now: float) -> None:
+    def _hear_load(self, load: messages.Load, now: float) -> None:
         self.loads.append(load)
         self.load_times.append(now)
         self._busy_until = now + load.busy_ms / 1000
@@ -169,27 +151,28 @@ class Player:
                 self.referee.breach("echo", f"heard {load.echo.heard}, held {load.echo.held}")
             self.echo.hear(load.echo, now)
 
-    def _hear_of_session(self, message: Tree | Progress | Pause | Resume | Resync | Refuse | Any, now: float) -> None:
+    def _hear_of_session(self, message: Any, now: float) -> None:
+        """Of any type that names a session."""
         kind = type(message).__name__
         session = self.sessions.get(message.session)
         if session is None or message.generation > session.generation:
-            rule = "tree-session" if isinstance(message, Tree) else "resync-session"
+            rule = "tree-session" if isinstance(message, messages.Tree) else "resync-session"
             detail = f"{kind} of session {message.session}, generation {message.generation}"
-            self.referee.breach("tree-generation" if session and isinstance(message, Tree) else rule, detail)
-        elif isinstance(message, Resync):
+            self.referee.breach("tree-generation" if session and isinstance(message, messages.Tree) else rule, detail)
+        elif isinstance(message, messages.Resync):
             session.resyncs.append(message.reason)
-        elif isinstance(message, Refuse):
+        elif isinstance(message, messages.Refuse):
             session.refusals.append(message.reason)
-        elif isinstance(message, Progress):
-            self._needs(PROGRESS, "progress")
+        elif isinstance(message, messages.Progress):
+            self._needs(messages.PROGRESS, "progress")
             if message.read > len(session.tokens):
                 self.referee.breach("progress", f"{message.read} of {len(session.tokens)} tokens are read")
-        elif isinstance(message, Pause | Resume):
-            self._needs(PAUSES, kind.lower())
-        elif isinstance(message, Tree):
+        elif isinstance(message, messages.Pause | messages.Resume):
+            self._needs(messages.PAUSES, kind.lower())
+        elif isinstance(message, messages.Tree):
             self._hear_tree(session, message, now)
 
-    def _hear_tree(self, session: PlayedSession, tree: Tree, now: float) -> None:
+    def _hear_tree(self, session: PlayedSession, tree: messages.Tree, now: float) -> None:
         if session.closed_at is not None and now - session.closed_at > GRACE:
             self.referee.breach("after-close", f"session {tree.session}: a Tree, {now - session.closed_at:.1f} s later")
         elif tree.generation < session.generation:
