@@ -86,19 +86,16 @@ def survives_garbage(bench: CheckContext) -> str:
 
 def mutations(draw: Random, bench: CheckContext) -> Callable[[], bytes]:
     text, sampling = bench.loop(40), RequestSampling(temperature=0.0)
-    seeds = [
-        encode(message)
-        for message in (
-            bench.hello,
-            Open(1, 1, text, 40, 500, 7, sampling, 64),
-            Commit(1, 1, 40, text[:5], 64),
-            TreeFeedback(1, 1, 40, [1, 2, 3], [1]),
-            Pause(1, 1),
-            Resume(1, 1),
-            Close(1, 1),
-        )
-    ]
-    return lambda: mutated(draw, draw.choice(seeds))
+    seeds = (
+        bench.hello,
+        Open(1, 1, text, 40, 500, 7, sampling, 64),
+        Commit(1, 1, 40, text[:5], 64),
+        TreeFeedback(1, 1, 40, [1, 2, 3], [1]),
+        Pause(1, 1),
+        Resume(1, 1),
+        Close(1, 1),
+    )
+    return lambda: mutated(draw, encode(draw.choice(seeds)))
 
 
 def mutated(draw: Random, whole: bytes) -> bytes:
@@ -123,11 +120,10 @@ def survives_floods(bench: CheckContext) -> str:
     player = bench.target()
     player.watches_silence = False
     text, sampling = bench.loop(200), RequestSampling(temperature=0.0)
-    for number in range(10_000, 12_000):
-        player.channel.send(POOL, encode(Open(number, 1, text, 200, 500, 7, sampling, 64)))
-        player.channel.receive(0.0)
-    for number in range(10_000, 12_000):
-        player.channel.send(POOL, encode(Close(number, 1)))
+    numbers = range(10_000, 12_000)
+    opens = [Open(number, 1, text, 200, 500, 7, sampling, 64) for number in numbers]
+    for message in (*opens, *(Close(number, 1) for number in numbers)):
+        player.channel.send(POOL, encode(message))
         player.channel.receive(0.0)
     began = time.monotonic()
     bench.served(bench.target())
