@@ -73,11 +73,10 @@ class TextItem(Item):
     def __init__(self, kind: ItemKind, index: int) -> None:
         super().__init__(kind, index)
         self._logprobs: list[Part] = []
-        self._begun = False
 
     def begin(self) -> list[Part]:
-        added, self._begun = super().begin(), True
-        return [*added, self._event("content_part.added", content_index=0, part=self._part())]
+        added = self._told("added", {**self.whole("in_progress"), "content": []})
+        return [added, self._event("content_part.added", content_index=0, part=self._part())]
 
     def add(self, text: str, logprobs: list[Part]) -> list[Part]:
         self._texts.append(text)
@@ -86,7 +85,7 @@ class TextItem(Item):
 
     def _own(self) -> Part:
         first: Part = {"role": "assistant"} if self.kind is MESSAGE else {"summary": []}
-        return {**first, "content": [self._part()] if self._begun else []}
+        return {**first, "content": [self._part()]}
 
     def _done(self) -> list[Part]:
         scores = self._scores(self._logprobs)
