@@ -24,13 +24,7 @@ from pilotfish.server.http_errors import HttpError, retry_after
 from pilotfish.server.middleware import state_of
 from pilotfish.server.observe.feedback import Feedback
 from pilotfish.server.observe.metrics import ServerMetrics
-from pilotfish.server.observe.request_records import (
-    RequestFacts,
-    RequestFollower,
-    RequestRecord,
-    ServedMode,
-    checked_tag,
-)
+from pilotfish.server.observe.request_records import RequestFacts, RequestFollower, RequestRecord, checked_tag
 from pilotfish.server.traffic.canary import ReplayedRequest
 from pilotfish.server.traffic.capture import RequestCapture
 from pilotfish.server.traffic.rollout import Rollout, VariantChoice
@@ -235,12 +229,11 @@ class RequestGuard:
     def admit(self, request: Request, caller: Caller, generation: Generation) -> RequestRecord:
         state, params, target, body = state_of(request.scope), generation.params, generation.target, generation.body
         guesses = cast(Mode, "off" if generation.choice.max_nodes == 0 else target.mode)
-        mode: ServedMode = guesses if generation.cascade is None else "cascade"
         facts = RequestFacts(
             prompts=tuple(len(prompt.tokens) for prompt in generation.prompts),
             max_tokens=params.max_tokens,
             n=params.n,
-            mode=mode,
+            mode=guesses if generation.cascade is None else "cascade",
             streaming=bool(body.stream),
             output=body.output,
             tag=request_tag(request, body),

@@ -8,13 +8,7 @@ import msgspec
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.errors import ParameterError
 from pilotfish.server.bodies.closed_schema import closed
-from pilotfish.server.bodies.requests import (
-    GenerationRequest,
-    JsonObject,
-    JsonOfSchema,
-    OutputFormat,
-    StructuredOutputs,
-)
+from pilotfish.server.bodies.requests import GenerationRequest, JsonObject, JsonOfSchema
 from pilotfish.server.http_errors import bad, bad_request
 
 FIELD = "structured_outputs"  # of SamplingParams
@@ -55,21 +49,21 @@ def wanted(body: GenerationRequest) -> Wanted | None:
     """HttpError names the second of two fields that both give a constraint."""
     older = [(kind, getattr(body, f"guided_{kind}")) for kind in KINDS[:-1]]
     guided = [Wanted(f"guided_{kind}", kind, value) for kind, value in older if value is not None]
-    given = [*_of_format(body.response_format), *_of_structured(body.structured_outputs), *guided]
+    given = [*_of_format(body), *_of_structured(body), *guided]
     if len(given) > 1:
         raise bad_request(given[1].field, f"it cannot be combined with {given[0].field}")
     return given[0] if given else None
 
 
-def _of_format(form: OutputFormat | None) -> Iterator[Wanted]:
-    if isinstance(form, JsonOfSchema):
-        yield Wanted("response_format", "json", form.json_schema.schema)
-    elif isinstance(form, JsonObject):
+def _of_format(body: GenerationRequest) -> Iterator[Wanted]:
+    if isinstance(body.response_format, JsonOfSchema):
+        yield Wanted("response_format", "json", body.response_format.json_schema.schema)
+    elif isinstance(body.response_format, JsonObject):
         yield Wanted("response_format", "json_object")
 
 
-def _of_structured(given: StructuredOutputs | None) -> Iterator[Wanted]:
-    if given is None:
+def _of_structured(body: GenerationRequest) -> Iterator[Wanted]:
+    if (given := body.structured_outputs) is None:
         return
     kinds = [kind for kind in KINDS if getattr(given, kind) is not None]
     if not kinds:
