@@ -54,6 +54,10 @@ class HttpError(Exception):
     def body(self) -> dict[str, Any]:
         return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
 
+    @property
+    def message_status(self) -> int:
+        return OVERLOADED if self.status == 503 else self.status
+
     def message_body(self, request_id: str) -> dict[str, Any]:
         kind = MESSAGE_KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": str(self)}, "request_id": request_id}

@@ -17,16 +17,7 @@ from pilotfish.server.auth import Caller
 from pilotfish.server.bodies.ignored import HEADER as IGNORED
 from pilotfish.server.bodies.ignored import Ignored
 from pilotfish.server.bodies.requests import WITHIN_PROMPTS
-from pilotfish.server.http_errors import (
-    CLIENT_GONE,
-    MESSAGES,
-    OVERLOADED,
-    ClientGone,
-    FieldNames,
-    HttpError,
-    encode,
-    http_error,
-)
+from pilotfish.server.http_errors import CLIENT_GONE, MESSAGES, ClientGone, FieldNames, HttpError, encode, http_error
 from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.server.observe.request_records import RequestRecord
 
@@ -129,7 +120,7 @@ def error_response(error: Exception, scope: Scope) -> Response:
     known = recorded_error(error, scope)
     body, status = known.body, known.status
     if scope["path"].startswith(MESSAGES):
-        body, status = known.message_body(state_of(scope).id), OVERLOADED if known.status == 503 else known.status
+        body, status = known.message_body(state_of(scope).id), known.message_status
     return Response(encode(body), status, known.headers, media_type="application/json")
 
 
