@@ -133,6 +133,14 @@ class Check:
     sentence: str  # of docs/draft-protocol.md
     run: Callable[[CheckContext], str]  # the evidence; CheckError, or NotApplicableError
 
+    def found(self, bench: CheckContext) -> CheckResult:
+        try:
+            return CheckResult(self.name, self.group, "pass", self.run(bench))
+        except NotApplicableError as skipped:
+            return CheckResult(self.name, self.group, "skipped", str(skipped))
+        except CheckError as broken:
+            return CheckResult(self.name, self.group, "fail", str(broken))
+
 
 def check(group: Group, name: str, sentence: str) -> Callable[[Callable[[CheckContext], str]], Check]:
     return lambda run: Check(name, group, sentence, run)

@@ -7,15 +7,7 @@ from msgspec import Struct
 
 from pilotfish.core.drafting.messages import Hello
 from pilotfish.wire.conformance import faults, greeting, load, sessions
-from pilotfish.wire.conformance.checks import (
-    Check,
-    CheckContext,
-    CheckError,
-    CheckResult,
-    Figure,
-    KitOptions,
-    NotApplicableError,
-)
+from pilotfish.wire.conformance.checks import Check, CheckContext, CheckResult, Figure, KitOptions
 from pilotfish.wire.conformance.player import PlayerChannel
 from pilotfish.wire.conformance.referee import RULES, Referee
 
@@ -54,21 +46,12 @@ def examine(
     for check in [check for check in CHECKS if not only or check.name in only]:
         with ExitStack() as channels:
             bench = CheckContext(dial, hello, options, referee, channels)
-            findings.append(_found(check, bench))
+            findings.append(check.found(bench))
             figures += bench.figures
         done(check.name)
     rules = [_rule(name, referee) for name in RULES if not only or name in only or name in referee.breaches]
     identity = loaded.model, loaded.revision, loaded.capabilities
     return ConformanceReport(*identity, referee.trees, referee.nodes, findings + rules, figures)
-
-
-def _found(check: Check, bench: CheckContext) -> CheckResult:
-    try:
-        return CheckResult(check.name, check.group, "pass", check.run(bench))
-    except NotApplicableError as skipped:
-        return CheckResult(check.name, check.group, "skipped", str(skipped))
-    except CheckError as broken:
-        return CheckResult(check.name, check.group, "fail", str(broken))
 
 
 def _rule(name: str, referee: Referee) -> CheckResult:
