@@ -1,10 +1,7 @@
 """The official client gives one answer to a request, whatever the mode, the load, and the way it is sent."""
 
-import time
-from typing import Any
-
 import pytest
-from openai_cases import CASES, MODEL, Case, case
+from openai_cases import CASES, Case, case
 from openai_fleet import MODES, STREAMED, Answer, Fleet
 from structured_cases import CHECKED
 
@@ -79,37 +76,6 @@ def test_chunks_tell_what_was_speculated(fleet: Fleet, mode: str) -> None:
     assert sum(entry["accepted"] for entry in verified) > 0
 
 
-# -- clients that leave
-
-LONG: dict[str, Any] = {"model": MODEL, "prompt": "#", "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
-
-
-def test_a_client_that_leaves_frees_what_it_held(fleet: Fleet, mode: str) -> None:
-    server = fleet.servers[mode]
-    aborts = aborted(fleet, mode)
-    with fleet.client(mode).completions.create(**LONG, stream=True) as stream:
-        assert next(iter(stream)).choices[0].finish_reason is None
-    ends = time.monotonic() + 20
-    while time.monotonic() < ends and aborted(fleet, mode) == aborts:
-        time.sleep(0.05)
-    assert aborted(fleet, mode) == aborts + 1
-    time.sleep(0.5)  # what the target had told before it learned of this is there by now
-    while time.monotonic() < ends and (server.metric("vllm:num_requests_running") or usage(fleet, mode)):
-        time.sleep(0.05)
-    assert server.metric("vllm:num_requests_running") == usage(fleet, mode) == 0
-
-
-def usage(fleet: Fleet, mode: str) -> float:
-    return fleet.servers[mode].metric("vllm:kv_cache_usage_perc")
-
-
-def aborted(fleet: Fleet, mode: str) -> float:
-    lines = fleet.servers[mode].get("/metrics")[1].splitlines()
-    found = [line for line in lines if line.startswith("vllm:request_success_total{") and '"abort"' in line]
-    assert found
-    return sum(float(line.rpartition(" ")[2]) for line in found)
-
-
 # -- speculation
 
 
@@ -123,16 +89,3 @@ def test_speculation_is_the_requests_to_choose(fleet: Fleet, mode: str) -> None:
         drafted = bool(metrics and metrics["speculative_decoding"])
         assert drafted == (speculation == {"mode": mode} and mode != "off")
         assert ("metrics" in answer.model_extra) == (speculation != {"metrics": "none"})
-
-
-@pytest.mark.parametrize("mode", MODES[1:])
-@pytest.mark.parametrize("most", [1, 3])
-def test_max_nodes_bound_each_step(fleet: Fleet, mode: str, most: int) -> None:
-    body = {"speculation": {"max_nodes": most, "metrics": "detailed"}}
-    answer = fleet.client(mode).completions.create(**{**fleet.arguments(case("sampled-long")), "extra_body": body})
-    assert answer.choices[0].text == fleet.whole("off", case("sampled-long")).choices[0].text
-    drafts = answer.model_extra["metrics"]["speculative_decoding"]
-    assert drafts["num_spec_steps"] == len(drafts["per_step_drafted"]) > 0
-    assert set(drafts["per_step_drafted"]) <= set(range(1, most + 1))
-    assert sum(drafts["per_step_drafted"]) == drafts["num_draft_tokens"]
-    assert sum(drafts["per_step_accepted"]) == drafts["num_accepted_draft_tokens"]

@@ -10,7 +10,7 @@ from openai import (
     InternalServerError,
 )
 from openai_cases import HELLO, MODEL
-from openai_fleet import MAX_BODY, Fleet
+from openai_fleet import Fleet
 
 #: Fields of a completion that are refused, some by the target, and the field that the error names. test_refusals has
 #: all others.
@@ -61,14 +61,6 @@ def check(error: APIStatusError, status: int, kind: str, field: str | None, code
     message = error.body["message"]
     assert message.startswith(field or "") and len(message) > len(field or "") and "\n" not in message
     assert error.request_id and error.response.headers["content-type"] == "application/json"
-
-
-def test_a_body_that_is_too_large(fleet: Fleet, mode: str) -> None:
-    client = fleet.client(mode)
-    with pytest.raises(APIStatusError) as caught:
-        client.completions.create(model=MODEL, prompt="x" * MAX_BODY)
-    assert caught.value.status_code == 413 and str(MAX_BODY) in caught.value.message
-    assert client.completions.create(**arguments(False, {"seed": 1})).choices[0].text
 
 
 def test_a_request_that_takes_too_long(fleet: Fleet, mode: str) -> None:
