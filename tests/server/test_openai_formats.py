@@ -1,6 +1,5 @@
 """Calls in every format of models, enforced by its grammar and read by its parser, through the official client."""
 
-import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -16,8 +15,7 @@ from pilotfish.grammar.parsers.formats import TOOL_FORMATS
 #: Tells the model of the tools.
 TEMPLATE = (
     "{% for tool in tools or [] %}# {{ tool.function.name }}\n{% endfor %}"
-    "{% for m in messages %}{{ m.content }}\n"
-    "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}\n{% endfor %}{% endfor %}"
+    "{% for m in messages %}{{ m.content }}\n{% endfor %}"
 )
 
 
@@ -75,25 +73,6 @@ def test_required_calls(client: OpenAI, seed: int) -> None:
     assert len(calls(choice.message)) == 1 and calls(streamed(client, fields).message) == calls(choice.message)
 
 
-@pytest.mark.parametrize("seed", sized(range(2), range(3)))
-def test_several_calls(client: OpenAI, seed: int) -> None:
-    """As many as the model likes; the last one is cut where they are too long."""
-    choice = client.chat.completions.create(**asked(seed, tool_choice="required")).choices[0]
-    made = choice.message.tool_calls or []
-    whole = made[:-1] if choice.finish_reason == "length" else made
-    assert made and all(MODELS[c.function.name].model_validate_json(c.function.arguments) for c in whole)
-    assert len({call.id for call in made}) == len(made)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_named_call(client: OpenAI, name: str) -> None:
-    for seed in (0, 1):
-        fields = asked(seed, tool_choice={"type": "function", "function": {"name": name}})
-        choice = client.chat.completions.create(**fields).choices[0]
-        assert choice.finish_reason == "stop" and [called for called, _ in calls(choice.message)] == [name]
-        assert calls(streamed(client, fields).message) == calls(choice.message)
-
-
 @pytest.mark.parametrize("seed", sized(range(2), range(4)))
 def test_an_answer_of_a_format_or_calls(client: OpenAI, seed: int) -> None:
     choice = client.chat.completions.create(**asked(seed, response_format=FORMAT, parallel_tool_calls=False)).choices[0]
@@ -101,14 +80,3 @@ def test_an_answer_of_a_format_or_calls(client: OpenAI, seed: int) -> None:
         assert len(calls(choice.message)) == 1 and choice.message.content is None
     else:
         assert choice.finish_reason == "stop" and Move.model_validate_json(choice.message.content or "")
-
-
-def test_a_loop(client: OpenAI) -> None:
-    fields = asked(0, tool_choice="required", parallel_tool_calls=False)
-    message = client.chat.completions.create(**fields).choices[0].message
-    (call,) = message.tool_calls or []
-    result = {"role": "tool", "tool_call_id": call.id, "content": json.dumps({"done": True})}
-    fields["messages"] += [message, result]
-    assert calls(client.chat.completions.create(**fields).choices[0].message)
-    answer = client.chat.completions.create(**{**fields, "tool_choice": "none", "max_tokens": 8}).choices[0].message
-    assert answer.content and not answer.tool_calls

@@ -1,6 +1,5 @@
 """Responses through the official client: one answer to a request, whatever the mode and the way it is sent."""
 
-import json
 from collections.abc import Callable
 from functools import cache
 from inspect import signature
@@ -10,7 +9,7 @@ import pytest
 from openai.resources.responses import Responses
 from openai_cases import MODEL
 from openai_fleet import Fleet
-from response_cases import RESPONSES, TURNS, Clock, Reading, Weather
+from response_cases import RESPONSES, TURNS, Reading
 
 #: Fields that the client knows; all others are ours, and go into `extra_body`.
 THEIRS = signature(Responses.create).parameters.keys()
@@ -83,29 +82,6 @@ def test_a_parsed_answer(fleet: Fleet, mode: str) -> None:
     assert parsed.status == "completed" and isinstance(parsed.output_parsed, Reading)
     with fleet.client(mode).responses.stream(**asked, text_format=Reading) as stream:
         assert stream.get_final_response().output_parsed == parsed.output_parsed
-
-
-def test_an_answer_keeps_to_its_format(answers: Any) -> None:
-    schema = json.loads(answers("off", "schema", False)["output"][0]["content"][0]["text"])
-    assert schema["a"] in (1, 2) and isinstance(schema["b"], bool)
-    assert answers("off", "object", False)["output"][0]["content"][0]["text"].startswith("{")
-    text = answers("off", "regex", False)["output"][0]["content"][0]["text"]
-    assert len(text) == 8 and set(text[0::2]) <= {"a", "c"}
-
-
-def test_required_calls(answers: Any) -> None:
-    for name in ("tool-required-once", "tool-named", "tool-required"):
-        output = answers("off", name, False)["output"]
-        complete = [item for item in output if item["status"] == "completed"]
-        assert {item["type"] for item in output} == {"function_call"} and complete
-        for item in complete:
-            {"Weather": Weather, "Clock": Clock}[item["name"]].model_validate_json(item["arguments"])
-    assert len(answers("off", "tool-required-once", False)["output"]) == 1
-    assert answers("off", "tool-named", False)["output"][0]["name"] == "Clock"
-
-
-def test_nothing_is_called_where_nothing_may_be(answers: Any) -> None:
-    assert [item["type"] for item in answers("off", "tools-none", False)["output"]] == ["message"]
 
 
 def test_turns(fleet: Fleet, answers: Any) -> None:

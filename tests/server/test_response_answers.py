@@ -170,6 +170,12 @@ def test_a_required_call_is_a_constraint(client: Client, engine: Engine, choice:
     assert client.post(PATH, {"input": "x", "tools": [WEATHER, TIME], "tool_choice": choice}).status == 200
     constraint = engine.submitted[-1].params.structured_outputs
     assert (None if constraint is None else constraint.kind) == kind
+    chats = [{"type": "function", "function": {n: x for n, x in one.items() if n != "type"}} for one in (WEATHER, TIME)]
+    of_chat = choice if isinstance(choice, str) else {"type": "function", "function": {"name": "time"}}
+    message = {"role": "user", "content": "x"}
+    chat = {"messages": [message], "tools": chats, "tool_choice": of_chat}
+    assert client.post("/v1/chat/completions", chat).status == 200
+    assert engine.submitted[-1].params.structured_outputs == constraint
 
 
 def test_a_choice_among_some_tools(client: Client, engine: Engine) -> None:
