@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kv_objects import Clock, failing
 from numpy.typing import NDArray
-from sizes import paired, sized
+from sizes import paired
 from support import eventually, settle
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, Key, prefix_keys
@@ -81,9 +81,9 @@ def slots_of(objects: int, at: int = 0) -> Slots:
     return np.random.default_rng(1).permutation(objects * OBJECT_TOKENS).astype(np.int32) + at * OBJECT_TOKENS
 
 
-def save(tiers: KVTiers, objects: int, first: int = 0, salt: str | None = None, at: int = 0) -> None:
+def save(tiers: KVTiers, objects: int, first: int = 0, at: int = 0) -> None:
     tokens, slots = tokens_of(objects, first), slots_of(objects, at)
-    for place, key in reversed(list(enumerate(prefix_keys(tiers.root(salt), tokens)))):
+    for place, key in reversed(list(enumerate(prefix_keys(tiers.root(None), tokens)))):
         span = slice(place * OBJECT_TOKENS, (place + 1) * OBJECT_TOKENS)
         tiers.save(key, tokens[span], slots[span])
 
@@ -93,15 +93,15 @@ def saved(tiers: KVTiers, objects: int, **where: Any) -> None:
     settle(tiers)
 
 
-def keys_of(tiers: KVTiers, objects: int, first: int = 0, salt: str | None = None) -> list[Key]:
-    return prefix_keys(tiers.root(salt), tokens_of(objects, first))
+def keys_of(tiers: KVTiers, objects: int, first: int = 0) -> list[Key]:
+    return prefix_keys(tiers.root(None), tokens_of(objects, first))
 
 
-def begin(tiers: KVTiers, objects: int, skipped: int = 0, first: int = 0, salt: str | None = None) -> KVLoad:
+def begin(tiers: KVTiers, objects: int, skipped: int = 0, first: int = 0) -> KVLoad:
     """A load into slots that are far from those that are saved."""
     tokens = tokens_of(objects, first)
     slots = slots_of(objects, 20)[skipped:]
-    load = KVLoad(prefix_keys(tiers.root(salt), tokens), tokens, slots)
+    load = KVLoad(prefix_keys(tiers.root(None), tokens), tokens, slots)
     tiers.load(load)
     return load
 
@@ -160,16 +160,6 @@ def test_what_is_in_memory_at_the_end_is_on_disk_at_the_next_start(make: Make, p
     load = begin(tiers, 5)
     assert finish(tiers, load) == 5 * OBJECT_TOKENS and load.tiers == [DISK] * 5
     assert_loaded(pool, load, 5)
-
-
-def test_tenants_share_no_object(make: Make, tmp_path: Path) -> None:
-    tiers, pairs = make(0, 400), sized(20, 200)
-    for pair in range(pairs):
-        save(tiers, 1, first=pair, salt="a")
-        saved(tiers, 1, first=pair, salt="b")
-    assert len(list((tmp_path / "kv").rglob("*.kv"))) == 2 * pairs
-    keys = {salt: keys_of(tiers, 1, salt=salt) for salt in (None, "", "a", "b", "c")}
-    assert {salt: tiers.worth_loading(own, 0) for salt, own in keys.items()} == {None: 0, "": 0, "a": 1, "b": 1, "c": 0}
 
 
 # -- faults
