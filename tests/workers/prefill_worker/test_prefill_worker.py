@@ -15,17 +15,12 @@ from sizes import sized
 
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.prefilling.prefill_messages import (
-    PREFILL_VERSION,
-    Fetch,
     OrderDone,
     OrderFailed,
-    PrefillHello,
     PrefillLoad,
-    PrefillOrder,
     Release,
     Renewal,
     Taken,
-    ToPrefill,
 )
 from pilotfish.core.prefilling.prefill_orders import TakenOrder
 from pilotfish.core.prefilling.segments import LEAST_SEGMENT, KVLayout
@@ -34,7 +29,7 @@ from pilotfish.errors import EngineError
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.feature_tap import FeatureTap
 from pilotfish.model.loading.loader import load_model
-from pilotfish.wire.channel import Received, encode
+from pilotfish.wire.channel import Received
 from pilotfish.workers import prefill as worker
 from pilotfish.workers import shared
 from pilotfish.workers.export import split
@@ -371,36 +366,6 @@ def test_frames_that_are_none_cost_nobody_anything(
     target.gets(1)
     assert rig.machine.counts.malformed == 10
     assert not rig.sent[b"a stranger"]
-
-
-@pytest.mark.parametrize("seed", range(sized(1, 5)))
-def test_frames_that_were_damaged_break_nothing(llama: Path, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    rig = PrefillRig(llama, slots=300)
-    target = Client(rig)
-    target.order(1, prompt(40))
-    rig.rest()
-    (reference,) = target.references()
-    messages: list[ToPrefill] = [
-        PrefillHello(PREFILL_VERSION, rig.identity, "tiny"),
-        PrefillOrder(2, prompt(30), 3, b"s" * 16),
-        Renewal([1, 2, 3]),
-        Fetch(reference),
-        Taken(1, [0, 1, 2]),
-        Release(2),
-    ]
-    for turn in range(600):
-        frame = bytearray(encode(messages[rng.integers(len(messages))]))
-        for _ in range(rng.integers(1, 4)):
-            frame[rng.integers(len(frame))] = rng.integers(256)
-        rig.shared.receive(Received(rng.choice([b"target", b"other"]), bytes(frame)))
-        if turn % 20 == 0:
-            rig.turns()
-    assert rig.machine.counts.malformed > 50
-    rig.now += 3 * LEASE
-    rig.shared.tick()
-    rig.rest()
-    rig.assert_idle()
 
 
 def test_a_forward_takes_no_longer_than_half_a_second_as_far_as_is_known(llama: Path) -> None:
