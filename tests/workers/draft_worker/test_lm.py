@@ -16,7 +16,7 @@ from pilotfish.core.trees.lookahead import Lookahead
 from pilotfish.core.trees.tree import ROOT
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.sampling import sample
-from pilotfish.workers.lm import CHUNK, LMDrafter
+from pilotfish.workers.lm import LMDrafter
 
 WIDTH, CHILDREN = 3, 4
 LIMITS = limits(nodes=12, levels=3)
@@ -135,14 +135,6 @@ def test_kept_trees_give_way_where_slots_are_short(llama: Path) -> None:
     assert len(tree) > 0 and not len(session.tree) and session.num_pending == 1
 
 
-def test_company_changes_no_guess(llama: Path) -> None:
-    requests = [make_request(i, prompt=5 + 30 * i, temperature=0.5 * i) for i in range(4)]
-    together = proposed(make_drafter(llama), requests, LIMITS)
-    for request, tree in zip(requests, together, strict=True):
-        (alone,) = proposed(make_drafter(llama), [request], LIMITS)
-        assert paths_of(tree) == pytest.approx(paths_of(alone))
-
-
 def test_filters_leave_no_guess_that_cannot_be(llama: Path) -> None:
     (tree,) = proposed(make_drafter(llama), [make_request(temperature=1.0, top_k=1)], LIMITS)
     assert all(len(children_of(tree, node)) <= 1 for node in (ROOT, *range(len(tree))))
@@ -154,12 +146,6 @@ def test_no_level_beyond_the_last_token(llama: Path) -> None:
     assert len(tree) == 0  # the target draws it after the last committed one
     (tree,) = proposed(make_drafter(llama), [make_request(max_tokens=2, temperature=0.0)], LIMITS)
     assert set(tree.depths) == {1}
-
-
-def test_a_long_prompt_takes_several_forwards(llama: Path) -> None:
-    drafter, request = make_drafter(llama, slots=2 * CHUNK + 100), make_request(prompt=2 * CHUNK + 7, temperature=0.0)
-    (tree,) = proposed(drafter, [request], LIMITS)
-    assert follow(tree, [next_token(llama, request)])
 
 
 def test_without_slots_there_are_no_guesses(llama: Path) -> None:
