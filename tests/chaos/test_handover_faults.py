@@ -199,17 +199,6 @@ def test_a_link_that_is_slow(both: Beside) -> None:
 
 
 @ONE_TRANSPORT
-def test_a_request_is_aborted_in_mid_transfer(both: Beside) -> None:
-    both.link.change = begins
-    samples = submit(both.engine)
-    step_until(both.engine, lambda: taken(both.engine) > 0)
-    both.engine.abort(samples[0])
-    assert reports(samples[:1])[0].outcome == "cancelled"
-    for sample in samples[1:]:
-        both.engine.abort(sample)
-
-
-@ONE_TRANSPORT
 @pytest.mark.parametrize("writes", [False, True], ids=["read", "written"])
 def test_slots_that_were_given_back_are_not_written(
     writes: bool, both: Beside, monkeypatch: pytest.MonkeyPatch
