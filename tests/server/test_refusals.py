@@ -1,5 +1,6 @@
 """Requests that cannot be served are 400, or have their own status, with OpenAI's body: one line names the field."""
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -258,30 +259,48 @@ def test_an_unknown_model(client: Client, path: str) -> None:
     assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")
 
 
+DEEP, MIB = 100_000, 1 << 20
+
+
 @pytest.mark.parametrize(
-    "raw",
+    ("raw", "about"),
     [
-        b"",
-        b"{",
-        b"null",
-        b"[]",
-        b'"text"',
-        b"\xff\xfe",
-        b'{"prompt": "\xff"}',
-        b'{"prompt": "\\ud800"}',
-        b'{"prompt": "x", "temperature": NaN}',
-        b'{"prompt": "x", "temperature": Infinity}',
-        b'{"prompt": "x", "temperature": 1e999}',
-        b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}",
-        b"[" * 100_000,
-        b'{"prompt": ' + b"[" * 900 + b"]" * 900 + b"}",
-        b'{"nobody_knows": ' + b"[" * 900 + b"]" * 900 + b"}",
-        b'{"tools": ' + b"[" * 900 + b"]" * 900 + b"}",
+        (b"", "body"),
+        (b"{", "body"),
+        (b"null", "body"),
+        (b"[]", "body"),
+        (b'"text"', "body"),
+        (b"\xff\xfe", "body"),
+        (b'{"prompt": "\xff"}', "body"),
+        ('{"prompt": "x"}'.encode("utf-16"), "body"),
+        (b'{"prompt": "x"}{}', "body"),
+        (b'{"prompt": "\\ud800"}', "body"),
+        (b'{"\\udc00": 1}', "body"),
+        (b'{"prompt": "x", "temperature": NaN}', "body"),
+        (b'{"prompt": "x", "logit_bias": {"1": -Infinity}}', "body"),
+        (b'{"prompt": "x", "temperature": 1e999}', ""),
+        (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", ""),
+        (b'{"prompt": [99999999999999999999]}', "prompt"),
+        (b"[" * DEEP, "body"),
+        (b"[" * DEEP + b"]" * DEEP, "body"),
+        (b'{"user":' * DEEP + b"1" + b"}" * DEEP, "body"),
+        (b'{"prompt": ' + b"[" * DEEP + b"]" * DEEP + b"}", "body"),
+        (b'{"prompt": ' + b"[" * 900 + b"]" * 900 + b"}", "prompt"),
+        (b'{"nobody_knows": ' + b"[" * 900 + b"]" * 900 + b"}", ""),
+        (b'{"tools": ' + b"[" * 900 + b"]" * 900 + b"}", ""),
+        (b'{"prompt": [' + b"1," * 100_000 + b"1]}", "prompt"),
+        (b'{"prompt": "x", "stop": "' + b"s" * MIB + b'"}', "stop"),
+        (b'{"prompt": "x", "' + b"f" * MIB + b'": 1}', "there is no such parameter"),
+        (json.dumps({f"f{i}": i for i in range(100_000)}).encode(), "there is no such parameter"),
+        (b'{"prompt": "x", "a\\r\\nb\\u0000": 1}', "there is no such parameter"),
     ],
+    ids=lambda value: repr(value)[:20],
 )
-def test_what_is_no_request(client: Client, raw: bytes) -> None:
+def test_what_is_no_request(client: Client, raw: bytes, about: str) -> None:
     answer = client.post(COMPLETIONS, raw=raw)
     assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
+    assert about in answer.error["message"] and answer.error["message"].isprintable()
+    assert len(answer.error["message"]) < 600
 
 
 def test_a_body_over_the_limit(serve: Callable[..., Client]) -> None:
@@ -296,8 +315,10 @@ def test_a_body_over_the_limit(serve: Callable[..., Client]) -> None:
 def test_content_types(client: Client) -> None:
     assert client.post(COMPLETIONS, {"prompt": "x"}, content_type="").status == 200
     assert client.post(COMPLETIONS, {"prompt": "x"}, content_type="application/json; charset=utf-8").status == 200
-    answer = client.post(COMPLETIONS, {"prompt": "x"}, content_type="text/plain")
-    assert answer.status == 415 and "text/plain" in answer.error["message"]
+    for content_type in ("text/plain", "multipart/form-data", "a" * 5000, "application/jsonx"):
+        answer = client.post(COMPLETIONS, {"prompt": "x"}, content_type=content_type)
+        assert answer.status == 415 and content_type[:20] in answer.error["message"]
+        assert len(answer.error["message"]) < 600
 
 
 def test_routes_that_are_not_there(client: Client) -> None:
