@@ -55,6 +55,12 @@ def line(refused: Refused, llama: Path) -> Refused:
 
 
 @pytest.fixture
+def where(tmp_path: Path) -> str:
+    """Where a pool may listen."""
+    return f"ipc://{tmp_path}/pool"
+
+
+@pytest.fixture
 def drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Draft workers are in this process."""
     with inline_drafts(monkeypatch):

@@ -21,11 +21,6 @@ from pilotfish.wire.sockets import ListeningChannel
 LIMIT = 60.0
 
 
-@pytest.fixture
-def where(tmp_path: Path) -> str:
-    return f"ipc://{tmp_path}/pool"
-
-
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_pools, "ANSWER", LIMIT)
