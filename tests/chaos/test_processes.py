@@ -8,7 +8,7 @@ from time import sleep
 
 import pytest
 from sizes import in_soak, sized
-from support import assert_idle, eventually, make_engine, write_model
+from support import assert_idle, eventually, make_engine
 from workers import LIMIT, PARAMS, PROMPTS, Start, endpoint_in
 
 from pilotfish.core.drafting.draft_sessions import FORGOTTEN
@@ -90,31 +90,6 @@ def test_a_stopped_worker_goes_on(pool: Start, llama: Path, draft: Path, expecte
         step_until_drafted(engine, drafter)
         step_until_accepted(engine, samples)
         assert finish(engine, samples) == expected
-
-
-def test_a_pool_comes_back_with_another_model(
-    pool: Start, llama: Path, draft: Path, expected: list[list[int]], tmp_path: Path
-) -> None:
-    other = write_model(tmp_path / "other", "llama", perturbed=0.02)
-    foreign = write_model(tmp_path / "foreign", "llama", tokens=400)
-    first = pool(draft)
-    with make_engine(llama, mode="async", drafter="lm", nodes=1, draft_pool=(endpoint_in(tmp_path),)) as engine:
-        assert engine.remote is not None
-        (seen,), drafter = engine.remote.pools, engine.remote.drafter
-        samples = submit_all(engine)
-        step_until_drafted(engine, drafter)
-        assert seen.load is not None and seen.load.model.endswith("draft0")
-        first.end()
-        second = pool(other)
-        eventually(lambda: seen.load.model.endswith("other"))
-        step_until_drafted(engine, drafter)
-        second.end()
-        pool(foreign)
-        eventually(lambda: seen.refusal is not None)
-        assert "tokenizer" in seen.refusal and "foreign" in seen.refusal
-        trees = drafter.machine.counts.trees
-        assert finish(engine, samples) == expected
-        assert drafter.machine.counts.trees == trees and not seen.ready
 
 
 def test_requests_aborted_at_random_leave_nothing(pool: Start, llama: Path, draft: Path, tmp_path: Path) -> None:
