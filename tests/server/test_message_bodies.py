@@ -219,20 +219,6 @@ def test_thoughts(says: Says, way: str) -> None:
     assert "hm, so" in server.prompt and again.stop_reason == "end_turn"
 
 
-def test_thinking_is_turned_off(says: Says, way: str) -> None:
-    server = says("Yes.", template=THINKS)
-    assert blocks(server.create(way, thinking={"type": "disabled"})) == [text("Yes.")]
-    assert server.prompt.endswith("<think></think>")
-    server.create(way, thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=2000)
-    assert not server.prompt.endswith("<think></think>")
-
-
-def test_the_answer_goes_on(says: Says, way: str) -> None:
-    server = says("(b)")
-    message = server.create(way, messages=[HI, {"role": "assistant", "content": "The answer is"}])
-    assert server.prompt.endswith("<assistant>The answer is") and blocks(message) == [text("(b)")]
-
-
 def test_a_forced_tool_has_a_grammar(says: Says, way: str) -> None:
     server = says(CALL)
     for choice in ({"type": "any"}, {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}):
