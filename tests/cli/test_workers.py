@@ -156,6 +156,7 @@ def process_of(command: str, *options: object) -> Iterator[tuple[subprocess.Pope
             endpoint = msgspec.json.decode(process.stdout.readline())["endpoint"]
             title = Path(f"/proc/{process.pid}/cmdline").read_bytes().rstrip(b"\0").decode()
             assert title == f"pilotfish: {command} 7"
+            assert Path(f"/proc/{process.pid}/comm").read_text() == f"{title[:15]}\n"
             yield process, endpoint
         finally:
             process.kill()

@@ -421,16 +421,6 @@ def test_a_worker_is_pinned_and_sizes_its_threads(supervisor: Supervisor, tmp_pa
     assert os.sched_getaffinity(0) == before
 
 
-def test_a_worker_has_a_title(supervisor: Supervisor, tmp_path: Path) -> None:
-    naming = "from pilotfish.engine.processes.process import name_process; name_process('draft 0')"
-    code = f"{naming}; open(sys.argv[1], 'w'); {SLEEP}"
-    supervisor.start([python("import sys; " + code, str(tmp_path / "up"))])
-    eventually((tmp_path / "up").exists)
-    pid = running_pid(supervisor)
-    assert Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0") == b"pilotfish: draft 0"
-    assert Path(f"/proc/{pid}/comm").read_text().startswith("pilotfish: draf")
-
-
 def test_the_directory_is_private_and_short(monkeypatch: pytest.MonkeyPatch, supervisor: Supervisor) -> None:
     assert supervisor.directory.stat().st_mode & 0o777 == 0o700
     monkeypatch.setattr(launch.tempfile, "gettempdir", lambda: "/tmp/" + "long" * 30)
