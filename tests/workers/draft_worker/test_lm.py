@@ -64,21 +64,6 @@ def test_a_draft_equal_to_the_target_is_always_right(
         drafter.table.check()
 
 
-def test_kept_kv_changes_no_guess(llama: Path) -> None:
-    """A session that grew with its request proposes what a fresh one does."""
-    drafter, request = make_drafter(llama), make_request(temperature=0.8)
-    rng = np.random.default_rng(0)
-    for _ in range(6):
-        (tree,) = proposed(drafter, [request], LIMITS)
-        (fresh,) = proposed(make_drafter(llama), [request], LIMITS)
-        assert paths_of(tree) == pytest.approx(paths_of(fresh))
-        path = tree.path_tokens(int(tree.depths.argmax()))[: int(rng.integers(0, 4))]
-        tokens = [*path, int(rng.integers(VOCAB))]
-        request.extend(tokens)
-        drafter.commit(request, tokens)
-        drafter.table.check()
-
-
 def test_a_surviving_subtree_keeps_its_kv(llama: Path) -> None:
     """Only new leaves are computed, and all guesses are those of a fresh session."""
     drafter, request = make_drafter(llama), make_request(temperature=0.8)
