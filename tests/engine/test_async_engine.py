@@ -80,21 +80,6 @@ async def test_an_abort_frees_what_the_request_held(engine: AsyncEngine) -> None
     assert status_of(engine).free_slots == 4096
 
 
-async def test_a_target_that_is_killed_fails_its_requests_and_comes_back(engine: AsyncEngine) -> None:
-    before = (await output(engine.submit([EngineRequest([5, 6], PARAMS)]))).tokens
-    stream = engine.submit([EngineRequest([5, 6, 7], replace(PARAMS, max_tokens=2000))])
-    await anext(stream)
-    os.kill(pid_of(engine), signal.SIGKILL)
-    with pytest.raises(TargetUnavailable, match=r"^target: was ended by signal 9 \(Killed\); it is started again$"):
-        await output(stream)
-    assert not engine.health.ready and not open_requests(engine)
-    with pytest.raises(TargetUnavailable):
-        engine.submit([EngineRequest([5], PARAMS)])
-    await until(lambda: engine.health.ready, 120.0)
-    assert engine.health.restarts == 1
-    assert (await output(engine.submit([EngineRequest([5, 6], PARAMS)]))).tokens == before
-
-
 async def test_a_target_that_stands_still_is_killed_after_a_while(engine: AsyncEngine) -> None:
     restarts = engine.health.restarts
     stream = engine.submit([EngineRequest([5, 6, 7], replace(PARAMS, max_tokens=2000))])
