@@ -48,9 +48,7 @@ from pilotfish.core.prefilling.prefill_messages import (
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
 from pilotfish.core.prefilling.segments import SegmentReference
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.prefills.handovers import HandOvers
 from pilotfish.kv.lanes import URGENT
-from pilotfish.model.kv_copy import HostCopier
 from pilotfish.workers.prefill import PrefillWorker
 
 
@@ -192,8 +190,10 @@ def test_slots_that_were_given_back_are_not_written(
 ) -> None:
     """An abort does not wait for a segment that is being read, which comes to nothing; it waits for one that is being
     written."""
-    where = (HostCopier, "write_layers") if writes else (HandOvers, "_data")
-    write, held = HostCopier.write_layers, getattr(*where)
+    assert both.engine.prefills is not None
+    handovers = both.engine.prefills.handovers
+    name = "_write" if writes else "_data"
+    write, held = handovers._write, getattr(handovers, name)
     began, may_end, all_done = threading.Event(), threading.Event(), threading.Event()
     written = list[range]()
 
@@ -202,12 +202,12 @@ def test_slots_that_were_given_back_are_not_written(
         assert may_end.wait(LIMIT)
         return held(*arguments)
 
-    def noted(copier: HostCopier, slots: Any, layers: range, data: Any) -> None:
-        (hold if writes else write)(copier, slots, layers, data)
+    def noted(slots: Any, layers: range, data: Any) -> None:
+        (hold if writes else write)(slots, layers, data)
         written.append(layers)
 
-    monkeypatch.setattr(*where, hold)
-    monkeypatch.setattr(HostCopier, "write_layers", noted)
+    monkeypatch.setattr(handovers, name, hold)
+    monkeypatch.setattr(handovers, "_write", noted)
     (sample,) = both.engine.submit(prompts()[0], PARAMS[0])
     step_until(both.engine, began.is_set)
     aborting = threading.Thread(target=both.engine.abort, args=(sample,))
@@ -216,8 +216,7 @@ def test_slots_that_were_given_back_are_not_written(
     assert aborting.is_alive() == writes and not written
     may_end.set()
     aborting.join()
-    assert both.engine.prefills is not None
-    both.engine.prefills.handovers._sources[both.pool.peer].lane.put(URGENT, all_done.set)
+    handovers._sources[both.pool.peer].lane.put(URGENT, all_done.set)
     assert all_done.wait(LIMIT)
     assert len(written) == writes and reports([sample])[0].outcome == "cancelled"
 
@@ -257,15 +256,17 @@ def test_an_engine_is_closed_in_mid_transfer(llama: Path, tmp_path: Path, monkey
 @pytest.mark.parametrize("written", [False, True])
 def test_a_segment_that_cannot_be_written(written: bool, both: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor what was written of it is used."""
-    write, calls = HostCopier.write_layers, list[range]()
+    assert both.engine.prefills is not None
+    handovers, calls = both.engine.prefills.handovers, list[range]()
+    write = handovers._write
 
-    def broken(copier: HostCopier, slots: Any, layers: range, data: Any) -> None:
+    def broken(slots: Any, layers: range, data: Any) -> None:
         calls.append(layers)
         if len(calls) == 2:
-            write(copier, slots, layers, data if written else np.zeros_like(data))
+            write(slots, layers, data if written else np.zeros_like(data))
             raise MemoryError("there is none")
-        write(copier, slots, layers, data)
+        write(slots, layers, data)
 
-    monkeypatch.setattr(HostCopier, "write_layers", broken)
+    monkeypatch.setattr(handovers, "_write", broken)
     found = both.run()
     assert sum(count for outcome, count in found.items() if outcome != "whole") == 1

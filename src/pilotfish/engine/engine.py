@@ -205,7 +205,7 @@ class Engine:
             given = getattr(self.config, field)
             raise ParameterError(field, given, "none for a model whose layers all have sliding windows")
         identity, kv = partial(kv_identity, self.config, self.executor, self.tokenizer), self.executor.kv
-        return self.prefills.connect(identity, layout_of(kv), copier_of(kv))
+        return self.prefills.connect(identity, layout_of(kv), copier_of(kv).write_layers)
 
     def _place(self) -> frozenset[int]:
         cores = self.config.core_set if self.remote is None else self.remote.cores

@@ -150,8 +150,7 @@ def check_resumed(outputs: Sequence[PartialOutput], params: SamplingParams, voca
 
 
 class TextStream:
-    """Token ids to text, a piece at a time: never half a character, never part of a stop string. Implements
-    `StopDetector`.
+    """Token ids to text, a piece at a time: never half a character, never part of a stop string.
 
     text     print("a")\\nif __na        `text` holds what was decoded so far,
     safe     print("a")\\n               `take` gives it up to where a stop string may have begun

@@ -67,7 +67,7 @@ class SampleMaker:
                 bad_sequences=bad_sequences,
                 cache_salt=request.cache_salt,
                 max_nodes=request.max_nodes,
-                stop_detector=text if own.stop else None,
+                stop_detector=text.add if own.stop else None,
                 group=first,
                 grammar=grammar,
                 draft=request.draft,

@@ -13,17 +13,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.prefilling.prefill_orders import PlacedSegment, TakenOrder
 from pilotfish.core.prefilling.segments import LEAST_SEGMENT, KVLayout
 from pilotfish.core.scheduling.executor import LayerProgress
 from pilotfish.errors import EngineError
-from pilotfish.kv.arena import Arena
+from pilotfish.kv.arena import Arena, Bytes
 from pilotfish.kv.lanes import drained
 from pilotfish.kv.readers import content
 from pilotfish.workers.shared import SharedMachine
@@ -32,11 +28,6 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at how far a forward is, and between two where nothing is known to come.
 SOON, LATER = 0.0005, 1.0
-
-
-class LayerReader(Protocol):
-    def read_layers(self, slots: Slots, layers: range, out: NDArray[np.uint8]) -> None:
-        """slots [tokens], out [bytes of a segment]"""
 
 
 @dataclass(frozen=True)
@@ -77,7 +68,7 @@ class Exporter:
 
     shared: SharedMachine
     memory: Arena
-    reader: LayerReader
+    read_layers: Callable[[Slots, range, Bytes], None]  # of slots [tokens], into [bytes of a segment]
     progress: LayerProgress
     clock: Callable[[], float] = time.perf_counter
     returned: Callable[[], None] = lambda: None  # called when an export is given back, and when the thread has failed
@@ -176,6 +167,6 @@ class Exporter:
 
     def _place(self, export: Export, part: SegmentPart, place: int) -> PlacedSegment:
         layers, tokens, data = part.layers, part.tokens, self.memory.buffer(place)
-        self.reader.read_layers(export.slots[tokens.start : tokens.stop], layers, data)
+        self.read_layers(export.slots[tokens.start : tokens.stop], layers, data)
         first, epoch = export.first + tokens.start, self.memory.epoch(place)
         return PlacedSegment(first, len(tokens), layers.start, len(layers), place, epoch, len(data), content(data.data))

@@ -148,7 +148,7 @@ class FailsAtThird:
     def __init__(self) -> None:
         self.tokens = 0
 
-    def add(self, token: int) -> bool:  # noqa: ARG002
+    def __call__(self, token: int) -> bool:  # noqa: ARG002
         self.tokens += 1
         if self.tokens == 3:
             raise ZeroDivisionError

@@ -112,8 +112,8 @@ class PrefillRig:
         self.machine = PrefillMachine(welcome, limits, self.arena, lambda: next(keys).to_bytes(MAC_KEY_BYTES))
         self.shared = SharedMachine(self.machine, self._post, lambda: self.now)
         self.progress = self.executor.progress
-        reader = copier_of(self.executor.kv)
-        self.exporter = Exporter(self.shared, self.arena, reader, self.progress, lambda: self.now)
+        read_layers = copier_of(self.executor.kv).read_layers
+        self.exporter = Exporter(self.shared, self.arena, read_layers, self.progress, lambda: self.now)
         pool = SlotPool(slots)
         scheduler = Scheduler(pool, rows, 32, PrefixCache(pool) if cached else None)
         self.worker = PrefillWorker(

@@ -316,13 +316,13 @@ def test_the_beginning_of_what_is_to_be_exported_is_held_too(llama: Path) -> Non
 def test_an_order_that_ends_while_it_is_copied_leaves_its_place(
     rig: PrefillRig, target: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = rig.exporter.reader.read_layers
+    read = rig.exporter.read_layers
 
     def released(slots: Slots, layers: range, out: NDArray[np.uint8]) -> None:
         target.say(Release(1))
         read(slots, layers, out)
 
-    monkeypatch.setattr(rig.exporter.reader, "read_layers", released)
+    monkeypatch.setattr(rig.exporter, "read_layers", released)
     target.order(1, prompt(100))
     rig.rest()
     assert not target.references()
@@ -330,12 +330,12 @@ def test_an_order_that_ends_while_it_is_copied_leaves_its_place(
 
 
 def test_kv_that_cannot_be_copied_fails_its_order(rig: PrefillRig, target: Client) -> None:
-    reader = rig.exporter.reader
-    rig.exporter.reader = Mock(read_layers=Mock(side_effect=OSError("a bus error")))
+    read_layers = rig.exporter.read_layers
+    rig.exporter.read_layers = Mock(side_effect=OSError("a bus error"))
     target.order(1, prompt(100))
     rig.rest()
     assert "a bus error" in rig.heard(target.peer, OrderFailed)[0].reason
-    rig.exporter.reader = reader
+    rig.exporter.read_layers = read_layers
     target.order(2, prompt(100))
     target.gets(2)
     rig.assert_idle()

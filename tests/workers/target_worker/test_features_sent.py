@@ -34,7 +34,7 @@ class FeatureSide(Side):
 
     def __init__(self, pools: int = 1, dtype: str = "float32") -> None:
         self.computed = Computed()
-        super().__init__(pools, FeatureOffer("projection", WIDTH, dtype), self.computed)
+        super().__init__(pools, FeatureOffer("projection", WIDTH, dtype), self.computed.features)
         for pool in self.pools:
             self.hear(WANTS, pool.peer)
 

@@ -8,7 +8,8 @@ row of a head        A b  B c  C d  D e      the feature of the token before, an
 A head beside its target reads features where they are: "feature" in its rows is then [1 + the slot], or [0] for zeros.
 """
 
-from typing import Protocol, TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +20,8 @@ from pilotfish.core.cache.slots import Slots
 FINAL = -1
 #: [tokens, width]; a row of NaN where it is not known.
 Features: TypeAlias = NDArray[np.float32]
-
-
-class FeatureSource(Protocol):
-    """A target whose slots keep their tokens' features, as they keep KV."""
-
-    def features(self, slots: Slots) -> Features:
-        """[len(slots), width]"""
+#: Reads features of tokens in slots of a target, which keep them as they keep KV: [slots, width].
+FeatureSource: TypeAlias = Callable[[Slots], Features]
 
 
 class FeatureLog:

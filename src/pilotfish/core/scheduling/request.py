@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from itertools import islice, takewhile
-from typing import Protocol
 
 import numpy as np
 
@@ -31,11 +30,6 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"  # its logits are not finite: there is nothing to sample from
-
-
-class StopDetector(Protocol):
-    def add(self, token: int) -> bool:
-        """Whether the output's next token completes a stop string."""
 
 
 @dataclass
@@ -88,7 +82,7 @@ class Request:
     bad_sequences: Sequence[Sequence[int]] = ()  # the ids of `params.bad_words`
     cache_salt: str | None = None  # the tenant
     max_nodes: int | None = None  # that a step verifies at most; 0: no speculation, None: as the drafter gives
-    stop_detector: StopDetector | None = None  # gets each committed token
+    stop_detector: Callable[[int], bool] | None = None  # whether the next committed token completes a stop string
     group: int = -1  # requests of one share a prompt and compute its KV once; -1: nobody shares this one's
     grammar: GrammarState | None = None
     draft: str = ""  # the revision of drafts that may guess; "": any
@@ -160,7 +154,7 @@ class Request:
         return range(first, max(first, min(self.num_computed + count, self.num_prompt_tokens - 1)))
 
     def _reason_to_finish(self, token: int) -> FinishReason | None:
-        completes_stop = self.stop_detector is not None and self.stop_detector.add(token)
+        completes_stop = self.stop_detector is not None and self.stop_detector(token)
         whole = self.grammar is not None and self.grammar.ended
         if completes_stop or token in self.stop_ids or whole:
             return FinishReason.STOP

@@ -108,4 +108,4 @@ class Drafters:
         if tap is None:
             return self.remote.connect(self.tokenizer, vocab_size)
         offer = FeatureOffer(tap.digest, tap.width, config.feature_dtype)
-        return self.remote.connect(self.tokenizer, vocab_size, self.target, offer)
+        return self.remote.connect(self.tokenizer, vocab_size, self.target.features, offer)

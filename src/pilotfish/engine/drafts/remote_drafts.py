@@ -140,7 +140,7 @@ class RemoteDrafter(PoolUser[DraftPool], Drafter):
         with self._lock:
             pieces = self.machine.due_features(row_bytes(self._offer.width, kind), self._clock())
         if pieces:
-            found = self._source.features(np.concatenate([piece.slots for piece in pieces]))
+            found = self._source(np.concatenate([piece.slots for piece in pieces]))
             frames = frames_of(pieces, coded(found, kind), kind)
             with self._lock:
                 self.machine.send_features(pieces, frames, self._clock())

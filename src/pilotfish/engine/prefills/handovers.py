@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
@@ -43,9 +43,8 @@ WAIT = 0.002
 CLOSING = 1.0
 
 
-class LayerWriter(Protocol):
-    def write_layers(self, slots: Slots, layers: range, data: Bytes) -> None:
-        """slots [tokens], data [segment's bytes]"""
+#: Writes layers of tokens into their slots [tokens], out of a segment's bytes.
+WriteLayers: TypeAlias = Callable[[Slots, range, Bytes], None]
 
 
 @dataclass
@@ -65,7 +64,7 @@ class HandOvers(PoolUser[PrefillPool]):
     def __init__(
         self,
         machine: HandOverMachine,
-        writer: LayerWriter,
+        write: WriteLayers,
         layout: KVLayout,
         post: Callable[..., None],
         problem: Callable[[Peer], str | None] = lambda _: None,
@@ -73,7 +72,7 @@ class HandOvers(PoolUser[PrefillPool]):
     ) -> None:
         """`transports`: ways to read a pool's memory, the best first; without any, segments are fetched."""
         super().__init__(machine, post, problem, time.perf_counter)
-        self._writer, self._layout, self._transports = writer, layout, transports
+        self._write, self._layout, self._transports = write, layout, transports
         self._locks: dict[Incoming, threading.Lock] = {}  # of the hand-overs under way: around their slots
         self._event = threading.Event()  # a hand-over may have ended
         self._option: PrefillOption | None = None  # what `worth_sending` found
@@ -182,7 +181,7 @@ class HandOvers(PoolUser[PrefillPool]):
         with lock:
             if not incoming.ended:
                 layers = range(reference.layer, reference.layer + reference.layers)
-                self._writer.write_layers(handover.slots[first : first + reference.tokens], layers, data)
+                self._write(handover.slots[first : first + reference.tokens], layers, data)
         with self._turn() as now:
             self.machine.landed(work, now - began, now)
 

@@ -118,7 +118,7 @@ def serving(config: PrefillConfig, channel: Channel, pacer: Pacer | None = None)
         thread = ChannelThread(channel, TICK)
         shared = SharedMachine(machine, thread.post)
         executor.progress.reset()
-        exporter = Exporter(shared, arena, copier_of(executor.kv), executor.progress)
+        exporter = Exporter(shared, arena, copier_of(executor.kv).read_layers, executor.progress)
         pool = SlotPool(memory.slots)
         cache = PrefixCache(pool) if model.prefix_cache else None
         scheduler = Scheduler(pool, model.max_rows, model.max_requests, cache)
