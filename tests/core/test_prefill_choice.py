@@ -163,7 +163,7 @@ def test_a_pool_whose_hand_overs_take_too_long_is_not_chosen_until_one_has_come(
 
 def test_large_forwards_say_most_of_what_a_token_takes() -> None:
     here = LocalSeconds()
-    assert here.token is None and here.step == 0.0
+    assert here.token is None and here.step.value == 0.0
     here.observe(3, 9.0)  # of few tokens most went to something else
     assert here.token is None
     for _ in range(50):
@@ -171,7 +171,7 @@ def test_large_forwards_say_most_of_what_a_token_takes() -> None:
         here.observe(64, 0.064 * 4)
         here.observe(256, 0.256)
     assert here.token is not None and 1.5 * MS < here.token < 1.7 * MS  # not 2.5, the mean of both
-    assert here.step == pytest.approx(0.02)
+    assert here.step.value == pytest.approx(0.02)
 
 
 @settings(max_examples=sized(12, 60), deadline=None)

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from support import random_guesses
 
 from pilotfish.core.cache.slots import NO_SLOTS
-from pilotfish.core.drafting.shadow import DEPTHS, RecentRate, ShadowTally, in_share, known_tokens
+from pilotfish.core.drafting.shadow import DEPTHS, ShadowTally, in_share, known_tokens
 from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.calibration import RecentRate
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.scheduling.step import Chunk, RequestCommit, Step
 from pilotfish.core.trees.tree import Forest, walk

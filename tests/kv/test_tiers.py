@@ -329,7 +329,8 @@ def test_memory_that_is_short_loses_what_was_to_be_saved(
 
 def speeds(tiers: KVTiers, token: float, copy: float, read: float) -> None:
     for speed, seconds in ((tiers._token, token), (tiers._copy, copy), (tiers._read, read)):
-        speed.seconds, speed.measured_at = seconds, tiers._clock()
+        speed.value, speed._empty = seconds, False
+    tiers._read_at = tiers._clock()
 
 
 def test_what_is_slower_to_load_than_to_compute_is_not_loaded(make: Make) -> None:
@@ -341,7 +342,7 @@ def test_what_is_slower_to_load_than_to_compute_is_not_loaded(make: Make) -> Non
     assert tiers.worth_loading(keys, 0) == 5
     assert tiers.worth_loading(keys, 63) == 5  # of the first only a token is needed: the others pay for it
     for _ in range(50):
-        tiers._read.observe(2.0)
+        tiers._read.add(2.0)
     before = tiers.counts.recomputed
     assert tiers.worth_loading(keys, 0) == 2  # 0.5 s each for two, then 2.5 s each for three
     assert tiers.worth_loading(keys[2:], 0) == 0

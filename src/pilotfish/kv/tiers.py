@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, Key, root_key
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.cache.tiers import DISK, HOST, KVLoad, TierCounts, TierUse
+from pilotfish.core.scheduling.calibration import RecentMean
 from pilotfish.core.trees.tree import Ints
 from pilotfish.kv.disk import DiskStore
 from pilotfish.kv.lanes import IDLE, URGENT, Lane
@@ -38,6 +39,8 @@ PATIENCE, LEAST = 2.0, 0.1
 STALE = 10.0
 #: Seconds that `wait` waits.
 WAIT = 0.002
+#: Share that the last one has in the mean seconds of a kind.
+RATE = 0.2
 #: Seconds that closing may take.
 FLUSH = 10.0
 
@@ -77,19 +80,6 @@ class HostStore(OrderedDict[Key, KVObject]):
         objects = list(reversed(self.values()))
         self.clear()
         return objects
-
-
-class Speed:
-    RATE = 0.2
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.seconds: float | None = None
-        self.measured_at = -math.inf
-
-    def observe(self, seconds: float) -> None:
-        self.seconds = seconds if self.seconds is None else self.seconds + self.RATE * (seconds - self.seconds)
-        self.measured_at = self._clock()
 
 
 @dataclass(eq=False)
@@ -144,8 +134,9 @@ class KVTiers:
         self._copying = Lane("KV copying", clock)
         self._io = Lane("KV on disk", clock)
         self._event = threading.Event()  # a load may have ended
-        self._token = Speed(clock)  # KV of a token, computed
-        self._copy, self._read = Speed(clock), Speed(clock)  # an object, into slots and from disk
+        self._token = RecentMean(RATE)  # seconds of a token's KV, computed
+        self._copy, self._read = RecentMean(RATE), RecentMean(RATE)  # of an object, into slots and from disk
+        self._read_at = -math.inf  # when one was last read from disk, or to be read to measure that
         if disk is not None and (known := disk.newest) is not None:
             self._io.put(IDLE, partial(self._try_read, disk, known))
 
@@ -155,15 +146,15 @@ class KVTiers:
         return root_key(self._shape, salt)
 
     def computed(self, tokens: int, seconds: float) -> None:
-        self._token.observe(seconds / tokens)
+        self._token.add(seconds / tokens)
 
     def worth_loading(self, keys: Sequence[Key], skipped: int) -> int:
-        gain, best, count, there = float(-skipped) * (self._token.seconds or 0.0), 0.0, 0, 0
+        gain, best, count, there = -skipped * self._token.value, 0.0, 0, 0
         for place, key in enumerate(keys, 1):
             if (seconds := self._load_seconds(key)) is None:
                 break
             there = place
-            gain += OBJECT_TOKENS * self._token.seconds - seconds if self._token.seconds is not None else 1.0
+            gain += OBJECT_TOKENS * self._token.value - seconds if self._token.value else 1.0
             if gain > best:
                 best, count = gain, place
         self.counts.recomputed += there - count
@@ -172,22 +163,25 @@ class KVTiers:
         return count
 
     def _measure_again(self, key: Key) -> None:
-        if self.disk is not None and self._on_disk(key) and self._clock() - self._read.measured_at > STALE:
-            self._read.measured_at = self._clock()
+        if self.disk is not None and self._on_disk(key) and self._clock() - self._read_at > STALE:
+            self._read_at = self._clock()
             self._io.put(IDLE, partial(self._try_read, self.disk, key))
 
     def _try_read(self, disk: DiskStore, key: Key) -> None:
         """On the disk's thread."""
         began = self._clock()
         disk.try_read(key)
-        self._read.observe(self._clock() - began)
+        self._has_read(began)
+
+    def _has_read(self, began: float) -> None:
+        self._read_at = self._clock()
+        self._read.add(self._read_at - began)
 
     def _load_seconds(self, key: Key) -> float | None:
-        copy = self._copy.seconds or 0.0
         with self._lock:
             if key in self._unwritten or key in self._host:
-                return copy
-        return copy + (self._read.seconds or 0.0) if self._on_disk(key) else None
+                return self._copy.value
+        return self._copy.value + self._read.value if self._on_disk(key) else None
 
     def _on_disk(self, key: Key) -> bool:
         return self.disk is not None and self.disk.contains(key) and not self._io.stuck(STUCK)
@@ -195,8 +189,8 @@ class KVTiers:
     # -- loading
 
     def load(self, load: KVLoad) -> None:
-        began, token = self._clock(), self._token.seconds
-        patience = STUCK if token is None else PATIENCE * token * len(load.slots)
+        began, token = self._clock(), self._token.value
+        patience = PATIENCE * token * len(load.slots) if token else STUCK
         transfer = self._transfers[load] = Transfer(load, began, began + max(patience, LEAST))
         with self._lock:  # the first is used last, and evicted last
             held = [self._host.use(key) or self._unwritten.get(key) for key in reversed(load.keys)]
@@ -223,7 +217,7 @@ class KVTiers:
             self.counts.loaded_tokens[tier] += tokens
             self.counts.moved_bytes[tier] += tokens * self._copier.object_bytes // OBJECT_TOKENS
         self.counts.loading_seconds += self._clock() - transfer.began
-        self.counts.computing_seconds += (self._token.seconds or 0.0) * (load.count or 0)
+        self.counts.computing_seconds += self._token.value * (load.count or 0)
 
     def wait(self) -> None:
         self._event.wait(WAIT)
@@ -234,7 +228,7 @@ class KVTiers:
             return
         began = self._clock()
         kv = self.disk.get(transfer.load.keys[place], self._tokens(transfer, place))
-        self._read.observe(self._clock() - began)
+        self._has_read(began)
         if kv is None:
             self._fail(transfer, place)
             return
@@ -255,7 +249,7 @@ class KVTiers:
             if not transfer.ended:
                 self._copier.write(transfer.load.object_slots(place), kv.data)
                 transfer.came_from[place] = tier
-        self._copy.observe(self._clock() - began)
+        self._copy.add(self._clock() - began)
         self._tell(transfer)
 
     @staticmethod
@@ -309,7 +303,7 @@ class KVTiers:
         kv, began = None, self._clock()
         try:
             kv = KVObject.of(saving.key, saving.tokens, self._copier.read(saving.slots))
-            self._copy.observe(self._clock() - began)  # about as long as back
+            self._copy.add(self._clock() - began)  # about as long as back
         finally:  # memory may be short
             with self._lock:
                 if self._saving.get(saving.key) is saving:  # or its slots may have changed while they were read
@@ -340,7 +334,7 @@ class KVTiers:
         try:
             if self.disk is not None:
                 self.disk.put(kv)
-                if self._read.seconds is None:
+                if not self._read.value:
                     self._try_read(self.disk, kv.key)
         finally:
             with self._lock:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting.drafter import CombinedDrafter, Drafter, DraftLimits
-from pilotfish.core.drafting.shadow import RecentMean, RecentRate, ShadowScore, ShadowTally, in_share, known_tokens
+from pilotfish.core.drafting.shadow import ShadowScore, ShadowTally, in_share, known_tokens
 from pilotfish.core.sampling.constraint import GrammarSource, PendingGrammar, no_grammars
 from pilotfish.core.scheduling.budget import Budget
-from pilotfish.core.scheduling.calibration import StepCosts
+from pilotfish.core.scheduling.calibration import RecentMean, RecentRate, StepCosts
 from pilotfish.core.scheduling.executor import Executor, ForwardSeconds, Outcome
 from pilotfish.core.scheduling.request import FinishReason, Request
 from pilotfish.core.scheduling.scheduler import Scheduler

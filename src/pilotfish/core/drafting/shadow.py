@@ -21,6 +21,7 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from pilotfish.core.scheduling.calibration import RecentRate
 from pilotfish.core.scheduling.step import RequestCommit, Step
 from pilotfish.core.trees.tree import NO_TOKEN, Ints
 
@@ -43,37 +44,6 @@ def known_tokens(step: Step, known: Mapping[int, Sequence[int]]) -> Ints:
         places = (base, *(base + depth for depth in depths[first:end]))
         given += [tokens[place] if place < len(tokens) else NO_TOKEN for place in places]
     return np.array(given, np.int64)
-
-
-class RecentMean:
-    """Of about the last `1 / RATE` values."""
-
-    RATE = 0.05
-
-    def __init__(self) -> None:
-        self.value = 0.0
-        self._empty = True
-
-    def add(self, value: float) -> None:
-        self.value += (1.0 if self._empty else self.RATE) * (value - self.value)
-        self._empty = False
-
-
-class RecentRate:
-    """Tokens a second of a sequence, over about the last `1 / (1 - KEPT)` steps."""
-
-    KEPT = 0.9995
-
-    def __init__(self) -> None:
-        self._tokens = self._seconds = 0.0
-
-    def add(self, tokens: int, seconds: float) -> None:
-        self._tokens = self.KEPT * self._tokens + tokens
-        self._seconds = self.KEPT * self._seconds + seconds
-
-    @property
-    def value(self) -> float:
-        return self._tokens / self._seconds if self._seconds else 0.0
 
 
 class ShadowScore(Struct):
@@ -99,7 +69,7 @@ class ShadowScore(Struct):
 class ShadowTally:
     def __init__(self) -> None:
         self.sums = ShadowScore()
-        self.speed = RecentRate()
+        self.speed = RecentRate()  # of a sequence
 
     def add(self, commits: Sequence[RequestCommit], hits: int) -> None:
         sums = self.sums

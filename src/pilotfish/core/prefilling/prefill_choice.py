@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
+from pilotfish.core.scheduling.calibration import RecentMean, RecentRate
 
 #: Times as long as here that a prompt may take elsewhere if it would delay others' decoding here: without the pool's
 #: queue, which soon changes, and with it.
@@ -76,13 +77,13 @@ class PrefillChoice:
 
     def _at(self, pool: PrefillPool, prompt: PromptLoad) -> PrefillOption:
         cached, token, own = pool.told.known(prompt.salt, prompt.tokens), pool.token_seconds, self.here.token
-        left = LEFT * self.here.step if prompt.neighbours else 0.0
+        left = LEFT * self.here.step.value if prompt.neighbours else 0.0
         here = None if own is None else own * (prompt.waiting + prompt.missing) + left
         if token is None or pool.load is None:
             return PrefillOption(pool, cached, None, here)
         wait = token * max(pool.load.queued_tokens, self._ordered(pool))
         computing = token * (len(prompt.tokens) - cached)
-        there = wait + computing + pool.exposed.at(prompt.missing) + self.here.step + left
+        there = wait + computing + pool.exposed.at(prompt.missing) + self.here.step.value + left
         return PrefillOption(pool, cached, there, here, wait)
 
     def _retrial(self, options: Sequence[PrefillOption], now: float) -> PrefillOption | None:
@@ -95,20 +96,18 @@ class PrefillChoice:
 
 
 class LocalSeconds:
-    FADES = 0.9
     LARGE = 64  # tokens of prompts in a forward that a token's time is learned from
 
     def __init__(self) -> None:
-        self.step = 0.0  # of a forward without any; 0 before one was measured
-        self._tokens = self._seconds = 0.0
+        self.step = RecentMean(0.1)  # of a forward without any
+        self._rate = RecentRate(0.9)
 
     def observe(self, tokens: int, seconds: float) -> None:
         if tokens >= self.LARGE:
-            self._tokens = self.FADES * self._tokens + tokens
-            self._seconds = self.FADES * self._seconds + seconds
+            self._rate.add(tokens, seconds)
         elif not tokens:
-            self.step = seconds + self.FADES * (self.step - seconds) if self.step else seconds
+            self.step.add(seconds)
 
     @property
     def token(self) -> float | None:
-        return self._seconds / self._tokens if self._tokens else None
+        return 1 / self._rate.value if self._rate.value else None

@@ -188,6 +188,33 @@ class LevelCurve(MeansByRank):
         return np.asarray(np.interp(nodes, np.arange(1, len(known) + 1), known))
 
 
+class RecentMean:
+    """Of about the last `1 / rate` values; 0 before the first."""
+
+    def __init__(self, rate: float = 0.05) -> None:
+        self.value, self._rate, self._empty = 0.0, rate, True
+
+    def add(self, value: float) -> None:
+        self.value += (1.0 if self._empty else self._rate) * (value - self.value)
+        self._empty = False
+
+
+class RecentRate:
+    """Tokens a second, over about the last `1 / (1 - kept)` forwards or steps; 0 before the first."""
+
+    def __init__(self, kept: float = 0.9995) -> None:
+        self._kept = kept
+        self._tokens = self._seconds = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        self._tokens = self._kept * self._tokens + tokens
+        self._seconds = self._kept * self._seconds + seconds
+
+    @property
+    def value(self) -> float:
+        return self._tokens / self._seconds if self._seconds else 0.0
+
+
 class SecondsBySize:
     """Mean seconds by size, in powers of two: of all values at first, then of about the last 1 / RATE."""
 
