@@ -91,7 +91,7 @@ def test_a_bad_network_changes_no_output(
         drafter = engine.drafter
         assert run(engine, PROMPTS[:50], PARAMS[:50]) == expected[:50]
         while (
-            worker.machine.counts.levels < 20 or drafter.machine.counts.trees < 20
+            worker.machine.counts.levels < 20 or drafter.machine.pools[0].score.trees < 20
         ):  # a target this fast may be through before
             assert run(engine, PROMPTS[:10], PARAMS[:10]) == expected[:10]
         for fault in FAULTS[kind]:
@@ -99,8 +99,8 @@ def test_a_bad_network_changes_no_output(
         assert engine.worker.drafter.drafter is drafter  # it has never raised
         for end in ends:
             end.bad = False
-        trees = drafter.machine.counts.trees
-        while drafter.machine.counts.trees < trees + 100:
+        trees = drafter.machine.pools[0].score.trees
+        while drafter.machine.pools[0].score.trees < trees + 100:
             assert run(engine, PROMPTS[:10], PARAMS[:10]) == expected[:10]
         assert_idle(engine)
         monkeypatch.setattr(draft_sessions, "FORGOTTEN", 0.0)  # those whose Close was lost

@@ -34,13 +34,13 @@ def accepted(samples: list[Sample]) -> int:
 
 def step_until_drafted(engine: Engine, drafter: RemoteDrafter) -> None:
     """Step until trees come from a pool that serves; a few steps, however long it takes."""
-    before = drafter.machine.counts.trees
-    while drafter.machine.counts.trees == before:
+    before = drafter.machine.pools[0].score.trees
+    while drafter.machine.pools[0].score.trees == before:
         eventually(lambda: drafter.machine.pools[0].ready)
         assert engine.busy
         engine.step()  # opens the sessions
         for _ in range(50):
-            if drafter.machine.counts.trees == before:
+            if drafter.machine.pools[0].score.trees == before:
                 sleep(0.01)
 
 
@@ -82,10 +82,10 @@ def test_a_stopped_worker_goes_on(pool: Start, llama: Path, draft: Path, expecte
         step_until_drafted(engine, drafter)
         worker.stop()
         eventually(lambda: not drafter.machine.pools[0].ready)  # of silence: the connection stays
-        trees, finished = drafter.machine.counts.trees, len(PROMPTS) - len(engine._samples)
+        trees, finished = drafter.machine.pools[0].score.trees, len(PROMPTS) - len(engine._samples)
         while len(PROMPTS) - len(engine._samples) < finished + 20:
             engine.step()
-        assert drafter.machine.counts.trees == trees
+        assert drafter.machine.pools[0].score.trees == trees
         worker.go_on()
         step_until_drafted(engine, drafter)
         step_until_accepted(engine, samples)
@@ -108,7 +108,7 @@ def test_requests_aborted_at_random_leave_nothing(pool: Start, llama: Path, draf
                 engine.step()
             while len(running) > 16 or rng.random() < 0.4:
                 engine.abort(running.pop(rng.randrange(len(running))) if running else sample)
-        assert engine.remote.drafter.machine.counts.trees > 0
+        assert engine.remote.drafter.machine.pools[0].score.trees > 0
         engine.abort_all()
         assert_idle(engine)
         assert (

@@ -130,8 +130,9 @@ def test_both_sides_work(name: str) -> None:
     exchange = DraftExchange(3, ASKED[name])
     for _ in range(8):
         exchange.step()
-    counts, (pool,) = exchange.machine.counts, exchange.machine.pools
-    assert counts.opened == 3 and counts.hits > 10 and counts.trees >= 8 * LEVELS
+    (pool,), sessions = exchange.machine.pools, exchange.machine.sessions.values()
+    assert [session.generation for session in sessions] == [1, 1, 1] and pool.score.trees >= 8 * LEVELS
+    assert sum(len(session.request.output) for session in sessions) > 3 * 8 + 10
     assert not pool.drops.occurred.keys() - {"late_nodes"}
     assert set(ASKED[name]) <= set(pool.load.capabilities if pool.load is not None else ())
     assert (pool.score.verified > 100) == ("feedback" in ASKED[name])

@@ -73,10 +73,11 @@ class Side:
         (message,) = self.said(Open, peer)
         return message
 
-    def commit(self, request: Request, *tokens: int) -> None:
+    def commit(self, request: Request, *tokens: int) -> bool:
         request.extend(tokens)
-        self.drafter.commit(request, tokens)
+        hit = self.drafter.commit(request, tokens)
         self.flush()
+        return hit
 
     def flush(self) -> None:
         self.drafter.gather()

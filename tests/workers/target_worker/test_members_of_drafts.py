@@ -42,8 +42,7 @@ def test_sessions_of_a_pool_that_drains_move_at_their_next_commit(side: Drafted)
     pool = join(side)
     side.drafter.drain(side.pools[0], True)
     assert len(side.propose(side.request)[0]) == 3 and not side.said(Close)  # what it has guessed is used
-    side.commit(side.request, 7, 9)
-    assert side.drafter.machine.counts.hits == 1
+    assert side.commit(side.request, 7, 9)
     assert len(side.said(Close, A)) == 1 and not side.said(Commit, A) and not side.pools[0].sessions
     (moved,) = side.opened_at(B)
     assert moved.tokens == side.request.tokens and moved.generation == 2 and len(pool.sessions) == 1

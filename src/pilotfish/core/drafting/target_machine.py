@@ -77,14 +77,6 @@ class RemoteOptions:
     first_pool: int = 0  # which of equal pools gets the first session: targets that begin together begin elsewhere
 
 
-@dataclass
-class RemoteCounts:
-    hits: int = 0  # commits that were in the tree
-    trees: int = 0  # frames attached
-    opened: int = 0  # sessions, opened anew included
-    moved: int = 0  # sessions whose pool was lost, or is to leave
-
-
 @dataclass(frozen=True)
 class Arrival:
     at: float  # seconds, on the target's clock
@@ -116,7 +108,6 @@ class StepFacts:
 class TargetMachine(Dialer[DraftPool]):
     def __init__(self, hello: Hello, pools: Sequence[DraftPool], options: RemoteOptions) -> None:
         super().__init__(pools)
-        self.counts = RemoteCounts()
         self.arrivals: deque[Arrival] = deque(maxlen=MAX_ARRIVALS)
         self._hello = hello
         self._options = options
@@ -152,13 +143,8 @@ class TargetMachine(Dialer[DraftPool]):
                     session.verified = session.copy.nodes_of(trees, first, end)
 
     def commit(self, request: Request, tokens: Sequence[int], now: float) -> bool:
-        sessions = self._of(request)
-        if not sessions:
-            return False
-        hits = [self._commit(session, tokens, now) for session in sessions]  # each must hear of it
-        hit = any(hits)
-        self.counts.hits += hit
-        return hit
+        hits = [self._commit(session, tokens, now) for session in self._of(request)]  # each must hear of it
+        return any(hits)
 
     def _commit(self, session: RemoteSession, tokens: Sequence[int], now: float) -> bool:
         self._feed_back(session, tokens)
@@ -166,7 +152,6 @@ class TargetMachine(Dialer[DraftPool]):
         session.unsent += len(tokens)
         if session.pool is not None and session.pool.draining and self._others_take(session.pool):
             self._leave_pool(session)
-            self.counts.moved += 1
         elif session.can_follow and (session.growing or now - session.last_commit >= RESTING_PERIOD):
             self._send_commit(session, now)
         return hit
@@ -249,7 +234,6 @@ class TargetMachine(Dialer[DraftPool]):
         session.open_with(pool, now)
         session.copy = self._empty_copy(session.request)
         pool.sessions.add(session.number)
-        self.counts.opened += 1
         wanted, salt_key = self._options.wanted, self._options.salt_key
         message = Open.of(session.request, session.number, session.generation, wanted, salt_key)
         if pool.can(PREFIX_KEYS):
@@ -351,7 +335,6 @@ class TargetMachine(Dialer[DraftPool]):
             pool.give_up()
         for number in list(pool.sessions):
             self._leave_pool(self.sessions[number])
-            self.counts.moved += 1
 
     def malformed(self, pool: DraftPool, reason: str, now: float, about: str = "") -> None:
         pool.malformed(reason, now)
@@ -435,7 +418,6 @@ class TargetMachine(Dialer[DraftPool]):
         copy = session.copy
         dropped, late, repeated = copy.dropped, copy.late, copy.repeated
         copy.attach(pushed)
-        self.counts.trees += 1
         self.arrivals.append(Arrival(now, len(pushed.ids)))
         pool.drops.add("late_nodes", copy.late - late, now)
         pool.drops.add("repeated_nodes", copy.repeated - repeated, now)
