@@ -206,11 +206,10 @@ class DraftPool(DialedPool):
 
 
 class SessionState(Enum):
-    OPENING = auto()  # no pool has it; the next request for a tree opens it, from `not_before` on
+    OPENING = auto()  # the next request for a tree opens it, from `not_before` on: anew where its pool cannot follow it
     GROWING = auto()  # a tree was asked for since the last Commit
     RESTING = auto()  # none was
     PAUSED = auto()  # its pool was told so: the request waits without KV
-    LOST = auto()  # its pool cannot follow it; the next request for a tree opens it there anew
 
 
 class _Opened(NamedTuple):
@@ -224,7 +223,7 @@ class RemoteSession:
     request: Request
     copy: TreeCopy
     state: SessionState = SessionState.OPENING
-    pool: DraftPool | None = None  # None while OPENING
+    pool: DraftPool | None = None  # None: any may open it
     unsent: int = 0  # newest tokens of the request that the pool does not know
     last_commit: float = 0.0  # when one was sent
     generation: int = 0
@@ -246,7 +245,7 @@ class RemoteSession:
     @property
     def can_follow(self) -> bool:
         lives = self.pool is not None and self.pool.ready
-        return lives and self.state is not SessionState.LOST and self.parked is None
+        return lives and self.state is not SessionState.OPENING and self.parked is None
 
     @property
     def origin(self) -> str:

@@ -2,10 +2,8 @@
 
     OPENING ── asked for a tree, a pool is ready: Open ──► GROWING ◄─── asked for a tree ─── RESTING
        ▲                                                      │ └──── Commit is sent ───────────► │
-       │  pool lost, refusal, breach of the protocol          │                                   │
-       ├──────────────────────────────────────────────────────┴───────────────────────────────────┤
-       └──── LOST ◄─────────────────── Resync, or a Tree is missing ──────────────────────────────┘
-               └── asked for a tree: Open again, one generation up ──► GROWING
+       │  pool lost, refusal, breach of the protocol;         │                                   │
+       └─ with the same pool: Resync, or a Tree is missing ───┴───────────────────────────────────┘
 
 Commits of a growing session are sent at once; those of a resting one, or one without room at its pool (Pause), are
 collected. A session is OPENING again if its pool goes, and after its next commit if its pool drains.
@@ -201,7 +199,7 @@ class TargetMachine(Dialer[DraftPool]):
         if pool and parked is not None and now - parked > (PARKED if self._others_take(pool) else PARKED_ALONE):
             session.refused_by.add(pool.peer)
             self._leave_pool(session)
-        if session.state in (SessionState.OPENING, SessionState.LOST):
+        if session.state is SessionState.OPENING:
             if now >= session.not_before:
                 self._open(session, now)
             return
@@ -294,7 +292,7 @@ class TargetMachine(Dialer[DraftPool]):
         if paused or session.pool is None or not session.pool.takes_sessions:
             self._leave_pool(session)
         else:
-            session.state, session.copy = SessionState.LOST, self._empty_copy(session.request)
+            session.state, session.copy = SessionState.OPENING, self._empty_copy(session.request)
 
     def _leave_pool(self, session: RemoteSession) -> None:
         if session.pool is not None:
@@ -308,7 +306,7 @@ class TargetMachine(Dialer[DraftPool]):
     def drain(self, pool: DraftPool, draining: bool) -> None:
         super().drain(pool, draining)
         lost = (self.sessions[number] for number in pool.sessions) if draining else ()
-        for session in [session for session in lost if session.state is SessionState.LOST]:
+        for session in [session for session in lost if session.state is SessionState.OPENING]:
             self._leave_pool(session)
 
     def leave(self, pool: DraftPool) -> None:
@@ -389,7 +387,7 @@ class TargetMachine(Dialer[DraftPool]):
             pool.drops.add("pauses", 1, now)
 
     def _is_current(self, session: RemoteSession, pool: DraftPool, generation: int) -> bool:
-        return session.pool is pool and session.state is not SessionState.LOST and session.generation == generation
+        return session.pool is pool and session.state is not SessionState.OPENING and session.generation == generation
 
     def _given_back(self, session: RemoteSession, pool: DraftPool, message: Resync | Refuse, now: float) -> None:
         if isinstance(message, Resync):
