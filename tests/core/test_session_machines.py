@@ -243,7 +243,7 @@ class World(Lines):
 
     def disconnect(self, choice: int) -> None:
         if (pool := self.pool_of(choice)) is not None:
-            pool.disconnected("it hung up")
+            self.target.lost(pool, "it hung up")
 
     def join(self, choice: int) -> None:
         if self.pool_of(choice) is None:

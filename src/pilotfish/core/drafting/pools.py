@@ -195,11 +195,6 @@ class DraftPool(DialedPool):
             self._given_up = 0
         super().tick(now)
 
-    def disconnected(self, reason: str) -> None:
-        self.silent = False
-        if self.ready:
-            self.lose(reason)
-
     @property
     def answered(self) -> bool:
         return super().answered or self.silent

@@ -313,6 +313,11 @@ class TargetMachine(Dialer[DraftPool]):
         self._remove(pool)
         self._abandon(pool)
 
+    def lost(self, pool: DraftPool, reason: str) -> None:
+        pool.silent = False
+        if pool.ready:
+            pool.lose(reason)
+
     def tick(self, now: float) -> None:
         for pool in self.pools:
             pool.tick(now)

@@ -241,6 +241,10 @@ class Dialer(ABC, Generic[P]):
     def leave(self, pool: P) -> None: ...
 
     @abstractmethod
+    def lost(self, pool: P, reason: str) -> None:
+        """It is not connected, which it need not be silent for."""
+
+    @abstractmethod
     def tick(self, now: float) -> None: ...
 
     def pool_at(self, peer: Peer) -> P | None:

@@ -165,9 +165,6 @@ class RemoteDrafter(PoolUser[DraftPool], Drafter):
 
     # -- the channel's thread
 
-    def _disconnected(self, pool: DraftPool, problem: str) -> None:
-        pool.disconnected(problem)
-
     def _decoded(self, pool: DraftPool, frame: Frame) -> Callable[[float], None]:
         try:
             return partial(self.machine.receive, pool, decode_to_target(frame))

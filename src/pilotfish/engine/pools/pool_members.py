@@ -71,15 +71,11 @@ class PoolUser(ABC, Generic[AnyPool]):
             self.machine.leave(pool)
 
     def tick(self) -> None:
-        """A pool that is not connected need not be silent first."""
         with self._turn() as now:
             for pool in self.machine.pools:
                 if (problem := self._problem(pool.peer)) is not None:
-                    self._disconnected(pool, problem)
+                    self.machine.lost(pool, problem)
             self.machine.tick(now)
-
-    @abstractmethod
-    def _disconnected(self, pool: AnyPool, problem: str) -> None: ...
 
     def receive(self, received: Received) -> None:
         """Decodes before it takes the lock."""

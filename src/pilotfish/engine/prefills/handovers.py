@@ -140,9 +140,6 @@ class HandOvers(PoolUser[PrefillPool]):
         super().leave(pool)
         self._sources.pop(pool.peer).lane.close(0.0)
 
-    def _disconnected(self, pool: PrefillPool, problem: str) -> None:
-        self.machine.lost(pool, problem)
-
     def _decoded(self, pool: PrefillPool, frame: Frame) -> Callable[[float], None]:
         try:
             return partial(self.machine.receive, pool, decode_from_prefill(frame))
