@@ -77,9 +77,10 @@ def test_outputs_are_those_without_a_draft(
         samples = generated(engine, ASKED)
         assert [sample.token_ids for sample in samples] == expected
         assert sum(sample.request.stats.draft_tokens for sample in samples) > 50
-        assert machine.counts.nodes > 100 and not machine.counts.resyncs and not machine.counts.malformed
+        assert machine.counts.nodes > 100
         (remote,) = engine.drafter.machine.pools
-        assert MAPPED in remote.load.capabilities and not remote.drops.counts["dropped_nodes"]
+        assert MAPPED in remote.load.capabilities
+        assert not remote.drops.occurred.keys() & {"dropped_nodes", "resyncs", "errors"}
         assert_idle(engine)
 
 
@@ -110,7 +111,8 @@ def test_a_chat_goes_on_with_kv_that_is_known(
         tokens = [*first.request.tokens, 7, 8, 9]
         engine.submit(tokens, SamplingParams(max_tokens=8, seed=3))
         drain(engine)
-        assert machine.counts.cached > 128 and not machine.counts.resyncs
+        (cached,) = [target.cached for target in machine._targets.values()]
+        assert cached > 128 and not engine.drafter.machine.pools[0].drops.counts["resyncs"]
 
 
 # -- what is refused

@@ -441,7 +441,7 @@ def test_a_frame_longer_than_any_open_is_no_message(rig: Rig) -> None:
     rig.turns(2)
     rig.channel.inbox.append(Received(TARGET, bytes(worker.FRAME_BASE + 5 * CONTEXT + 1)))
     rig.turns(2)
-    assert rig.worker.machine.counts.malformed == 1
+    assert rig.worker.machine._targets[TARGET].malformed == 1
     assert rig.session().tokens == told.tokens and told.listen()
 
 
@@ -452,7 +452,7 @@ def test_the_longest_constraint_is_taken(rig: Rig) -> None:
     longest = Constraint("regex", "\U0001f41f" * MAX_LENGTH)
     Told(rig, make_open(prompt(10), constraint=longest, sampling=sampling))
     rig.turns(2)
-    assert rig.session().grammar is not None and rig.worker.machine.counts.malformed == 0
+    assert rig.session().grammar is not None and not rig.worker.machine._targets[TARGET].malformed
 
 
 def test_a_flood_of_frames_waits_for_the_next_level(rig: Rig) -> None:

@@ -73,12 +73,6 @@ class DraftCounts:
     used: int = 0  # of them, committed
     hits: int = 0  # commits that were in the tree
     misses: int = 0
-    cached: int = 0  # tokens whose KV was there when their session was opened, or woken
-    malformed: int = 0  # frames
-    unknown: int = 0  # messages of types that are not known here
-    resyncs: int = 0
-    paused: int = 0  # sessions, for want of room
-    features: int = 0  # frames of them that were of use
 
 
 class DraftMachine(Listener[ConnectedTarget]):
@@ -173,12 +167,10 @@ class DraftMachine(Listener[ConnectedTarget]):
             self._follow(peer, message, now)
 
     def malformed(self, peer: Peer, reason: str, now: float, about: str = "") -> None:
-        self.counts.malformed += 1
         if self._count_malformed(peer, reason) is not None:
             self._report(peer, "malformed", about, reason, now)
 
     def unknown(self, peer: Peer, kind: str, now: float) -> None:
-        self.counts.unknown += 1
         if peer in self._targets:
             self._report(peer, "unknown_type", kind, f"messages of type {kind} are not known here", now)
 
@@ -232,14 +224,10 @@ class DraftMachine(Listener[ConnectedTarget]):
                 self.table.close(before)
             self._send(peer, Refuse(message.session, message.generation, str(error)[:MAX_TEXT]))
             return
-        self._found(peer, self.table.open(session))
+        target.cached += self.table.open(session)
         self.known.add(peer, session.salt, session.tokens)
         if session.features is not None and session.features.reach:
             self._send(peer, Skip(message.session, message.generation, session.features.reach))
-
-    def _found(self, peer: Peer, tokens: int) -> None:
-        self.counts.cached += tokens
-        self._targets[peer].cached += tokens
 
     def _check_tokens(self, message: Open, target: ConnectedTarget) -> None:
         self._check_length(len(message.tokens), self._model.most_tokens(target.vocabulary))
@@ -257,9 +245,7 @@ class DraftMachine(Listener[ConnectedTarget]):
         target = self._targets[peer]
         target.last_features = message.number
         reason = self._intake.take(self.table.get(SessionKey(peer, message.session)), message, now)
-        if reason is None:
-            self.counts.features += 1
-        else:
+        if reason is not None:
             target.feature_drops[reason] += 1
 
     def _follow(self, peer: Peer, message: Commit | Pause | Resume | Close, now: float) -> None:
@@ -304,7 +290,10 @@ class DraftMachine(Listener[ConnectedTarget]):
         if len(session.inputs) > session.longest:
             self._refuse_longer(session, len(session.inputs), session.longest)
         elif session.evicted and session.parked is None:
-            self._found(session.key.target, self.table.wake(session))
+            self._wake(session)
+
+    def _wake(self, session: DraftSession) -> None:
+        self._targets[session.key.target].cached += self.table.wake(session)
 
     def _refuse_longer(self, session: DraftSession, length: int, most: int) -> None:
         reason = f"tokens: {length} are more than the {most} that it can have here"
@@ -312,7 +301,6 @@ class DraftMachine(Listener[ConnectedTarget]):
         self._send(session.key.target, Refuse(session.key.number, session.generation, reason))
 
     def _ask_again(self, peer: Peer, message: Open | Commit | Pause | Resume, reason: str) -> None:
-        self.counts.resyncs += 1
         session = self.table.get(SessionKey(peer, message.session))
         if session is not None:
             self.table.close(session)
@@ -334,7 +322,6 @@ class DraftMachine(Listener[ConnectedTarget]):
             peer = session.key.target
             if PAUSES in self._targets[peer].capabilities and now - session.touched <= IDLE and not session.paused:
                 session.parked = now
-                self.counts.paused += 1
                 self._send(peer, Pause(session.key.number, session.generation))
 
     def _resume(self, now: float) -> None:
@@ -344,7 +331,7 @@ class DraftMachine(Listener[ConnectedTarget]):
             room -= len(session.inputs) + self.choice.shape.leaves
             if room >= 0 or now - since > PAUSED:
                 session.parked, session.touched = None, now
-                self._found(session.key.target, self.table.wake(session))
+                self._wake(session)
                 self._send(session.key.target, Resume(session.key.number, session.generation))
 
     def level_done(self, level: Sequence[LevelPart], added: Sequence[NewNodes], began: float, now: float) -> None:

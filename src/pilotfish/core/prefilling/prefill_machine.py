@@ -10,7 +10,7 @@ The machine has no model, socket or clock: `prefill/` owns those.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -62,12 +62,6 @@ class PrefillLimits:
     begun: int  # tokens of one target's orders that may hold slots, one order apart
 
 
-@dataclass
-class PrefillCounts:
-    ended: dict[OrderEnding, int] = field(default_factory=lambda: dict.fromkeys(OrderEnding, 0))
-    malformed: int = 0  # frames
-
-
 class PrefillMachine(Listener[OrderingTarget]):
     """Ended orders are appended to `ended`."""
 
@@ -78,7 +72,6 @@ class PrefillMachine(Listener[OrderingTarget]):
         super().__init__()
         self.welcome = welcome
         self.ended: list[TakenOrder] = []
-        self.counts = PrefillCounts()
         self.free_slots = 0
         self.token_seconds = 0.0  # that KV of a token lately took; 0 before any was measured
         self._limits = limits
@@ -121,7 +114,6 @@ class PrefillMachine(Listener[OrderingTarget]):
             self._places.free(reference.place)
         order.held.clear()
         order.outcome, order.ended = outcome, now
-        self.counts.ended[outcome] += 1
         self.ended.append(order)
 
     # -- messages
@@ -149,7 +141,6 @@ class PrefillMachine(Listener[OrderingTarget]):
                     self._end(order, OrderEnding.RELEASED, now)
 
     def malformed(self, peer: Peer, reason: str) -> None:
-        self.counts.malformed += 1
         self._count_malformed(peer, reason)
 
     def _greet(self, peer: Peer, greeting: PrefillHello, new: OrderingTarget) -> None:
