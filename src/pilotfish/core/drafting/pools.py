@@ -228,7 +228,6 @@ class RemoteSession:
     not_before: float = 0.0  # when it may be opened again
     refused_by: set[Peer] = field(default_factory=set)  # or they had no room for it
     features_sent: int = 0  # positions before this one: the pool was sent their features, or needs none
-    read: int = 0  # tokens that the pool says it has read
     parked: float | None = None  # since when the pool has no room for it
     verified: list[PushedNode] = field(default_factory=list)  # in the last step
     _opened: deque[_Opened] = field(default_factory=lambda: deque(maxlen=64))
@@ -254,8 +253,8 @@ class RemoteSession:
         """The next generation begins. Its copy is still to be made."""
         self.state, self.pool, self.opened = SessionState.GROWING, pool, now
         self.generation, self.pushes, self.unsent = self.generation + 1, 0, 0
-        self.features_sent, self.read, self.parked = 0, 0, None
-        self._opened.append(_Opened(pool.peer, now))
+        self.features_sent, self.parked = 0, None
+        self._opened.append((pool.peer, now))
 
     def feedback(self, tokens: Sequence[int]) -> TreeFeedback | None:
         """The fate of its nodes in the step that commits `tokens`, or None. Ask before its copy commits them."""

@@ -383,11 +383,9 @@ class TargetMachine(Dialer[DraftPool]):
     ) -> None:
         if isinstance(message, Skip):
             session.features_sent = max(session.features_sent, message.first)
-        elif isinstance(message, Progress):
-            session.read = message.read
         elif isinstance(message, Resume):
             session.parked = None
-        elif session.parked is None:
+        elif isinstance(message, Pause) and session.parked is None:
             session.parked = now
             pool.drops.add("pauses", 1, now)
 
