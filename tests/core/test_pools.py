@@ -32,7 +32,7 @@ def test_silence_loses_it_and_an_answer_brings_it_back(pool: DraftPool) -> None:
     assert pool.ready
     pool.tick(10.1 + SILENCE)
     pool.tick(10.2 + SILENCE)
-    assert not pool.ready and pool.losses == 1 and [n.level for n in pool.notices] == [logging.WARNING]
+    assert not pool.ready and pool._unreported_losses == 1 and [n.level for n in pool.notices] == [logging.WARNING]
     pool.heard_load(LOAD, 15.0)
     assert pool.ready
 

@@ -118,7 +118,7 @@ def test_prompt_after_prompt_is_one_line_in_the_log(caplog: pytest.LogCaptureFix
             request = make_request(number, max_tokens=5000)
             steps(side, [chip], request, 2.0)
             side.drafter.close(request)
-        assert side.pools[0].losses == 12 == len(chip.opened)
+        assert side.pools[0]._unreported_losses == 12 == len(chip.opened)
         (record,) = caplog.records
         assert record.message == f"pool 0 has been silent for {SILENCE:.1f} s; its sequences go on without it"
         steps(side, [chip], make_request(99, max_tokens=5000), 2.0 + BACK)

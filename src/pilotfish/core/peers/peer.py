@@ -163,7 +163,6 @@ class DialedPool:
     told: ToldPrefixes = field(default_factory=ToldPrefixes)  # since it last began to answer
     notices: list[Notice] = field(default_factory=list)  # for the log
     drops: Drops = field(init=False)
-    losses: int = 0  # times that it fell silent or was lost
     _last_heard: float = 0.0
     _last_greeted: float = -GREETING
     _ready_since: float = 0.0
@@ -205,7 +204,6 @@ class DialedPool:
 
     def lose(self, reason: str) -> None:
         self.ready = False
-        self.losses += 1
         self._unreported_losses += not self.draining
         if self._unreported_losses == 1 and not self.draining:
             self.warn(f"{reason}; {self.WITHOUT}")
