@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from pilotfish.core.prefilling.prefill_messages import SharedMemory
 from pilotfish.core.prefilling.segments import SegmentReference
-from pilotfish.errors import EngineError
+from pilotfish.errors import EngineError, SegmentError
 
 NONCE_BYTES = 16
 _HEAD = struct.Struct(f"={NONCE_BYTES}sQQ")
@@ -65,8 +65,9 @@ class ArenaPlan:
         first = -(-self.epoch_at(self.places) // mmap.PAGESIZE) * mmap.PAGESIZE
         return first + place * self.place_bytes
 
-    def holds(self, reference: SegmentReference) -> bool:
-        return reference.place < self.places and reference.size <= self.place_bytes
+    def check(self, reference: SegmentReference) -> None:
+        if reference.place >= self.places or reference.size > self.place_bytes:
+            raise SegmentError("out_of_range", f"there is no place {reference.place} of {reference.size} bytes")
 
     def epochs(self, memory: Bytes) -> NDArray[np.uint64]:
         return memory[self.epoch_at(0) : self.epoch_at(self.places)].view(np.uint64)

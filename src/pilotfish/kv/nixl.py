@@ -20,7 +20,7 @@ from pilotfish.core.prefilling.prefill_messages import RemoteMemory
 from pilotfish.core.prefilling.segments import SegmentReference
 from pilotfish.errors import EngineError, SegmentError
 from pilotfish.kv.arena import Arena, ArenaPlan, Bytes
-from pilotfish.kv.readers import check_content, check_epoch, out_of_range
+from pilotfish.kv.readers import check_content, check_epoch
 
 #: Seconds that a transfer may take.
 DEADLINE = 2.0
@@ -75,8 +75,7 @@ class NixlReader:
             raise OSError(f"nixl: {error}") from error
 
     def read(self, reference: SegmentReference) -> Bytes:
-        if not self._plan.holds(reference):
-            raise out_of_range(reference)
+        self._plan.check(reference)
         data = self._data[: reference.size]
         self._transfer(self._plan.place_at(reference.place), data)
         self._transfer(self._plan.epoch_at(reference.place), self._epoch)

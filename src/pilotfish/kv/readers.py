@@ -43,8 +43,7 @@ class SharedMemoryReader:
         self._copy = np.empty(self.plan.place_bytes, np.uint8)
 
     def read(self, reference: SegmentReference) -> Bytes:
-        if not self.plan.holds(reference):
-            raise out_of_range(reference)
+        self.plan.check(reference)
         first, data = self.plan.place_at(reference.place), self._copy[: reference.size]
         self._check_epoch(reference)
         np.copyto(data, self.memory[first : first + reference.size])
@@ -72,10 +71,6 @@ def check_content(reference: SegmentReference, data: memoryview) -> None:
 
 def content(data: memoryview) -> int:
     return isal_zlib.crc32(data)
-
-
-def out_of_range(reference: SegmentReference) -> SegmentError:
-    return SegmentError("out_of_range", f"there is no place {reference.place} of {reference.size} bytes")
 
 
 def _mapped(offer: SharedMemory) -> Bytes:
