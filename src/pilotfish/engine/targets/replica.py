@@ -71,7 +71,7 @@ class Replica:
         self.step = 0.0  # seconds that the target's step had lasted at the last Beat
         self.attended = 0.0  # when the last Attend left
         self.requests: dict[int, OpenRequest] = {}  # by the number under which the target has it
-        self._last = ""  # incarnation of the target before: its last messages may still arrive
+        self.last = ""  # incarnation of the target before: its last messages may still arrive
         self._clock = clock
         self._began = clock()  # when its process was started, or it was first dialled
         self._start_seconds: float | None = None  # that the last start took until the target was ready
@@ -136,12 +136,6 @@ class Replica:
             self.forget()
         return gone
 
-    def is_news(self, incarnation: str) -> bool:
-        return incarnation not in (self.attendance.incarnation, self._last)
-
-    def is_last(self, incarnation: str) -> bool:
-        return incarnation == self._last
-
     def note_status(self, status: Status) -> None:
         if not self.serving:
             self.silence.heard()
@@ -151,7 +145,7 @@ class Replica:
 
     def forget(self) -> None:
         if self.worker is not None:  # elsewhere it may change its mind, and nothing of it comes late
-            self._last = self.attendance.incarnation or self._last
+            self.last = self.attendance.incarnation or self.last
         self.attendance, self.status, self.declined = Attendance(), None, ""
 
     def look(self, timeout: float) -> str:
