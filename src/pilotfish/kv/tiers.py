@@ -76,11 +76,6 @@ class HostStore(OrderedDict[Key, KVObject]):
         self.evicted += len(evicted)
         return evicted
 
-    def take_all(self) -> list[KVObject]:
-        objects = list(reversed(self.values()))
-        self.clear()
-        return objects
-
 
 @dataclass(eq=False)
 class Transfer:
@@ -366,8 +361,9 @@ class KVTiers:
         done = self._copying.close(end - self._clock())
         with self._lock:
             self._most_unwritten = 1 << 62  # these are in memory already
-            for kv in self._host.take_all():
+            for kv in reversed(self._host.values()):
                 self._put_on_disk(kv)
+            self._host.clear()
         done &= self._io.close(end - self._clock())
         if self.disk is not None:
             self.disk.close()
