@@ -3,7 +3,7 @@ clock. Timelines are JSON in the Trace Event Format (Google, 2016), which Perfet
 a part, one a line, so a killed process leaves all so far. A host's parts are merged at the end."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -72,9 +72,6 @@ class PrefillRecord:
     handovers: int  # that had rows in it
     rows: int
     completed: int  # hand-overs that had their last row in it
-
-
-ObserveStep = Callable[[StepRecord], None]
 
 
 class Timeline:

@@ -21,7 +21,7 @@ from pilotfish.core.scheduling.request import Request
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.scheduling.step import Chunk, RequestCommit, Step
 from pilotfish.core.trees.tree import ROOT, Forest, Guesses
-from pilotfish.workers.records import ObserveStep, StepRecord
+from pilotfish.workers.records import StepRecord
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class TargetWorker:
         self.scheduler = scheduler
         self.drafter = GuardedDrafter(drafter, executor.vocab_size)
         self.budget = budget
-        self.observe: ObserveStep = lambda _: None
+        self.observe: Callable[[StepRecord], None] = lambda _: None
         self.arrive: Callable[[], None] = lambda: None  # adds and aborts requests, right before a step is planned
         self.last_step: StepRecord | None = None  # None: there was nothing to run
         self._speculates = True  # by the last step that sampled
