@@ -36,7 +36,7 @@ from pilotfish.core.prefilling.prefill_messages import (
     ToPrefill,
     Welcome,
 )
-from pilotfish.core.prefilling.prefill_orders import OrderEnding, OrderingTarget, PlacedSegment, TakenOrder, Turns
+from pilotfish.core.prefilling.prefill_orders import OrderEnding, OrderingTarget, PlacedSegment, TakenOrder
 from pilotfish.core.prefilling.segments import SegmentReference
 
 #: Leases of silence after which a target is forgotten.
@@ -79,7 +79,7 @@ class PrefillMachine(Listener[OrderingTarget]):
         self._new_key = new_key
         self._layout = welcome.identity.layout.digest()
         self._layers = welcome.identity.layout.layers
-        self._turns = Turns()
+        self._clock = 0.0  # of the target whose turn came last
         self._reasons: set[str] = set()
 
     @property
@@ -201,7 +201,9 @@ class PrefillMachine(Listener[OrderingTarget]):
         salt = f"{target.tenant} {digest}" if target.tenant or digest else None
         order = TakenOrder(peer, message, salt, self._layers, now, now + self.welcome.lease)
         target.orders[message.handover] = order
-        self._turns.join(target, order)
+        if not target.waiting:
+            target.clock = max(target.clock, self._clock)
+        target.waiting.append(order)
 
     def _unservable(self, message: PrefillOrder) -> str | None:
         count, context = len(message.tokens), self.welcome.context
@@ -222,8 +224,15 @@ class PrefillMachine(Listener[OrderingTarget]):
         return None
 
     def next_order(self) -> TakenOrder | None:
-        """Passes over a target whose orders hold many slots: it may not take its segments."""
-        return self._turns.next(target for target in self._targets.values() if self._may_begin(target))
+        """Targets take turns by tokens over weight: the one with least is next. Idle ones save nothing up. Passes over
+        a target whose orders hold many slots: it may not take its segments."""
+        target = min(filter(self._may_begin, self._targets.values()), key=lambda one: one.clock, default=None)
+        if target is None:
+            return None
+        order = target.waiting.popleft()
+        self._clock = target.clock
+        target.clock += len(order.tokens) / target.weight
+        return order
 
     def _may_begin(self, target: OrderingTarget) -> bool:
         if not target.waiting:

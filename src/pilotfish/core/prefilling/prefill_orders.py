@@ -1,11 +1,10 @@
-"""Orders that a prefill worker has taken, and whose turn it is.
+"""Orders that a prefill worker has taken, and the targets that they are of.
 
 order    tokens   [ cached | computed | pending .............. ]
 segments                 [ of tokens from `first` on, layer by layer, as soon as their KV is there ]
 """
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -77,24 +76,3 @@ class OrderingTarget(GreetedTarget):
     def begun(self) -> int:
         waiting = set(self.waiting)
         return sum(len(order.tokens) for order in self.orders.values() if order.unsent and order not in waiting)
-
-
-class Turns:
-    """Targets take turns by tokens over weight: the one with least is next. Idle ones save nothing up."""
-
-    def __init__(self) -> None:
-        self._now = 0.0  # clock of the target whose turn came last
-
-    def join(self, target: OrderingTarget, order: TakenOrder) -> None:
-        if not target.waiting:
-            target.clock = max(target.clock, self._now)
-        target.waiting.append(order)
-
-    def next(self, targets: Iterable[OrderingTarget]) -> TakenOrder | None:
-        target = min((one for one in targets if one.waiting), key=lambda one: one.clock, default=None)
-        if target is None:
-            return None
-        order = target.waiting.popleft()
-        self._now = target.clock
-        target.clock += len(order.tokens) / target.weight
-        return order
