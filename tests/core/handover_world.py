@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.peers.fields import Peer, salt_digest
 from pilotfish.core.prefilling.handover import WHOLE, HandOver
-from pilotfish.core.prefilling.handover_machine import CloseMemory, HandOverMachine, OpenMemory, ReadSegment
+from pilotfish.core.prefilling.handover_machine import HandOverMachine, MapMemory, ReadSegment
 from pilotfish.core.prefilling.incoming import Incoming
 from pilotfish.core.prefilling.prefill_machine import PrefillLimits, PrefillMachine
 from pilotfish.core.prefilling.prefill_messages import (
@@ -42,7 +42,7 @@ LAYOUT = KVLayout(LAYERS, 0, 1, [1, 1])
 IDENTITY = KVIdentity({"weights": "0a1b"}, LAYOUT)
 WELCOME = Welcome(PREFILL_VERSION, IDENTITY, "tiny", CONTEXT, bytes(MAC_KEY_BYTES), LEASE, 1 << 10)
 KEY = b"of salts"
-Work: TypeAlias = OpenMemory | CloseMemory | ReadSegment
+Work: TypeAlias = MapMemory | ReadSegment
 
 
 def kv_of(salt: bytes | None, tokens: list[int], layer: int) -> list[int]:
@@ -222,15 +222,16 @@ class World(Lines):
             self._do(pool, lane.popleft())
 
     def _do(self, pool: Peer, work: Work) -> None:
-        if isinstance(work, OpenMemory):
+        if isinstance(work, ReadSegment):
+            if not (work.incoming.ended or work.incoming.outcome):
+                self._read(pool, work)
+        elif work.welcome is None:
+            self.open[pool] = None
+        else:
             lives = [worker.memory for worker in self.workers if worker.memory.offer == work.welcome.shared_memory]
             self.open[pool] = lives[0] if lives else None
             fetches = self.fetches or not lives
             self.target.opened(work, "tcp" if fetches else "shm", self.now, fetches=fetches)
-        elif isinstance(work, CloseMemory):
-            self.open[pool] = None
-        elif not (work.incoming.ended or work.incoming.outcome):
-            self._read(pool, work)
 
     def _read(self, pool: Peer, work: ReadSegment) -> None:
         reference, memory = work.reference, self.open.get(pool)

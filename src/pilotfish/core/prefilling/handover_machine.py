@@ -61,18 +61,12 @@ _FAULTS = (FAILED, LATE, STALLED, REFUSED)
 
 
 @dataclass(frozen=True)
-class OpenMemory:
-    """Open the memory of a pool's segments, then call `opened`."""
+class MapMemory:
+    """Open the memory of a pool's segments, then call `opened`. Without a `welcome` unmap what was open: while mapped
+    it takes room on its host, even if its owner is gone."""
 
     pool: PrefillPool
-    welcome: Welcome
-
-
-@dataclass(frozen=True)
-class CloseMemory:
-    """Unmap it: while mapped it takes room on its host, even if its owner is gone."""
-
-    pool: PrefillPool
+    welcome: Welcome | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +88,7 @@ class HandOverMachine(Dialer[PrefillPool]):
     ) -> None:
         """`greeting` may be set until the first pool joins. `least`: tokens from which on prompts are sent, or None."""
         super().__init__(pools)
-        self.work: list[OpenMemory | CloseMemory | ReadSegment] = []
+        self.work: list[MapMemory | ReadSegment] = []
         self.settled = False  # whether a hand-over may have ended since `settle`
         self.choice = PrefillChoice(least, self._ordered)
         self.greeting, self._salt_key = greeting, salt_key
@@ -186,7 +180,7 @@ class HandOverMachine(Dialer[PrefillPool]):
 
     # -- whoever does the work
 
-    def opened(self, work: OpenMemory, transport: str, now: float, *, fetches: bool) -> None:
+    def opened(self, work: MapMemory, transport: str, now: float, *, fetches: bool) -> None:
         if work.pool.welcome is work.welcome:  # or it has begun another life meanwhile
             work.pool.serves(transport, now, fetches=fetches)
 
@@ -247,7 +241,7 @@ class HandOverMachine(Dialer[PrefillPool]):
     def _end_life(self, pool: PrefillPool) -> None:
         for incoming in self.at(pool):
             self._stop(incoming, GONE)
-        self.work.append(CloseMemory(pool))
+        self.work.append(MapMemory(pool))
 
     def malformed(self, pool: PrefillPool, reason: str, now: float) -> None:
         pool.drops.add("malformed", 1, now, reason)
@@ -277,7 +271,7 @@ class HandOverMachine(Dialer[PrefillPool]):
             pool.refuses(reason, now)
             return
         pool.begins_life(welcome)
-        self.work.append(OpenMemory(pool, welcome))
+        self.work.append(MapMemory(pool, welcome))
 
     def _announced(self, incoming: Incoming, reference: SegmentReference, now: float) -> None:
         pool = incoming.pool

@@ -21,7 +21,7 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.handover import HandOver
-from pilotfish.core.prefilling.handover_machine import CloseMemory, HandOverMachine, OpenMemory, ReadSegment
+from pilotfish.core.prefilling.handover_machine import HandOverMachine, MapMemory, ReadSegment
 from pilotfish.core.prefilling.incoming import Incoming
 from pilotfish.core.prefilling.prefill_choice import PrefillOption
 from pilotfish.core.prefilling.prefill_messages import Welcome
@@ -148,17 +148,16 @@ class HandOvers(PoolUser[PrefillPool]):
 
     # -- a pool's thread
 
-    def _do(self, source: Source, work: OpenMemory | CloseMemory | ReadSegment) -> None:
-        match work:
-            case OpenMemory():
-                self._open(source, work)
-            case CloseMemory():
-                source.close()
-            case ReadSegment():
-                self._read(source, work)
+    def _do(self, source: Source, work: MapMemory | ReadSegment) -> None:
+        if isinstance(work, ReadSegment):
+            self._read(source, work)
+        elif work.welcome is None:
+            source.close()
+        else:
+            self._open(source, work, work.welcome)
 
-    def _open(self, source: Source, work: OpenMemory) -> None:
-        source.reader = reader = open_memory(work.welcome, self._transports)
+    def _open(self, source: Source, work: MapMemory, welcome: Welcome) -> None:
+        source.reader = reader = open_memory(welcome, self._transports)
         with self._turn() as now:
             transport = work.pool.scheme if reader is None else reader.transport
             self.machine.opened(work, transport, now, fetches=reader is None)
