@@ -73,10 +73,6 @@ def feature_of(sequence: Sequence[int]) -> list[int]:
     return [zlib.crc32(bytes(sequence)) % 2**24, len(sequence)]
 
 
-def cached_at(draft: DraftMachine) -> int:
-    return sum(target.cached for target in draft._targets.values())
-
-
 def make_draft(number: int) -> DraftMachine:
     """The first is a trained head."""
     table = make_table(120)  # too few for all: some sessions are evicted
@@ -264,7 +260,7 @@ class World(Lines):
             self.lines[POOLS + choice % POOLS].clear()
 
     def restart_draft(self, choice: int) -> None:
-        self.cached += cached_at(self.drafts[choice % POOLS])
+        self.cached += sum(target.cached for target in self.drafts[choice % POOLS]._targets.values())
         self.drafts[choice % POOLS] = draft = make_draft(choice % POOLS)
         self.contents[choice % POOLS] = SlotContents(draft.table)
 
@@ -481,5 +477,5 @@ def test_long_lives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         world.heal()
     assert world.trees > sized(40, 60) and world.named > 10
     assert world.known > sized(400, 500) and world.accepted > sized(5, 10)
-    assert world.cached + sum(map(cached_at, world.drafts)) > 100
+    assert world.cached + sum(one.cached for draft in world.drafts for one in draft._targets.values()) > 100
     world.end()

@@ -79,7 +79,7 @@ class PrefillMachine(Listener[OrderingTarget]):
         self._new_key = new_key
         self._layout = welcome.identity.layout.digest()
         self._layers = welcome.identity.layout.layers
-        self._clock = 0.0  # of the target whose turn came last
+        self._last_turn = 0.0  # of the target whose turn came last
         self._reasons: set[str] = set()
 
     @property
@@ -202,7 +202,7 @@ class PrefillMachine(Listener[OrderingTarget]):
         order = TakenOrder(peer, message, salt, self._layers, now, now + self.welcome.lease)
         target.orders[message.handover] = order
         if not target.waiting:
-            target.clock = max(target.clock, self._clock)
+            target.clock = max(target.clock, self._last_turn)
         target.waiting.append(order)
 
     def _unservable(self, message: PrefillOrder) -> str | None:
@@ -230,7 +230,7 @@ class PrefillMachine(Listener[OrderingTarget]):
         if target is None:
             return None
         order = target.waiting.popleft()
-        self._clock = target.clock
+        self._last_turn = target.clock
         target.clock += len(order.tokens) / target.weight
         return order
 
