@@ -1,5 +1,7 @@
 """Runs in virtual time: whatever guesses, outputs are the target's; times are those of the devices."""
 
+from unittest.mock import Mock
+
 import pytest
 from support import RandomDrafter
 
@@ -142,19 +144,6 @@ def test_a_later_round_counts_alone(mode: str) -> None:
 SLOTS, CONTEXT = 200, 120
 
 
-class FailsAtThird:
-    """A detector of stop strings."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-
-    def __call__(self, token: int) -> bool:  # noqa: ARG002
-        self.tokens += 1
-        if self.tokens == 3:
-            raise ZeroDivisionError
-        return False
-
-
 def six_requests(nodes: int) -> tuple[TargetWorker, list[Request]]:
     """Of which four run at a time, with prompts of 3 to 48 tokens, in forwards of 40 rows."""
     clock, replay = VirtualClock(), Replay(drawn_acceptance(0.7, sequences=6, output=32))
@@ -186,7 +175,7 @@ def test_a_commit_that_fails_ends_its_requests_and_frees_all_slots(
     monkeypatch.setattr(worker.drafter.drafter, "close", lambda request: closed.append(request.id))
     worker.step()
     if broken == "detector":
-        requests[1].stop_detector = FailsAtThird()
+        requests[1].stop_detector = Mock(side_effect=[False, False, ZeroDivisionError])
     elif broken == "counts":
         monkeypatch.setattr(requests[1].stats, "count", lambda *_: 1 / 0)
         requests[1].stop_ids = frozenset(range(1 << 15))  # it has ended when its counts fail
