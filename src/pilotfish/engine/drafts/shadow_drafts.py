@@ -31,7 +31,7 @@ from pilotfish.engine.costs import KNOTS
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.pools.remote_pools import ANSWER, SWITCH_INTERVAL, salt_key
 from pilotfish.wire.channel import ChannelThread, Received
-from pilotfish.wire.curve_keys import TargetKeys, load_key_pair, public_key
+from pilotfish.wire.curve_keys import KeyPair, TargetKeys, load_key_pair, public_key
 from pilotfish.wire.serving import ShadowReport
 from pilotfish.wire.sockets import DialingChannel
 from pilotfish.workers.records import StepRecord
@@ -101,7 +101,9 @@ class ShadowDrafts:
         self._shadows: Sequence[Shadow] = ()
         self._closing = threading.Event()
         self._open = ExitStack()
-        incarnation, keys = secrets.token_bytes(8), _keys(config)
+        own = None if config.draft_key is None else load_key_pair("draft_key", config.draft_key)
+        self._options = RemoteOptions(config.wanted, salt_key=salt_key(own))
+        incarnation, keys = secrets.token_bytes(8), _keys(config, own)
         self._channel = DialingChannel(config.shadow_pool, incarnation, keys, config.insecure, role="shadow")
         self._thread = ChannelThread(self._channel)
         self._open.callback(self._thread.close)
@@ -119,10 +121,8 @@ class ShadowDrafts:
         self._open.callback(self._closing.set)
 
     def _shadow(self, target: ShadowedTarget, number: int, endpoint: str) -> Shadow:
-        config, pool = self._config, DraftPool(endpoint, str(number).encode(), role="shadow")
-        own = None if config.draft_key is None else load_key_pair("draft_key", config.draft_key)
-        options = RemoteOptions(config.wanted, salt_key=salt_key(own))
-        drafter = RemoteDrafter(target.hello, [pool], self._thread.post, options, self._channel.problem)
+        pool = DraftPool(endpoint, str(number).encode(), role="shadow")
+        drafter = RemoteDrafter(target.hello, [pool], self._thread.post, self._options, self._channel.problem)
         guesses = drafter, [target.beside()], self._budget(target)
         known = self._live, target.setup, target.grammars
         machine = ShadowMachine(target.executor, *guesses, *known, cpu_seconds)
@@ -177,9 +177,7 @@ class ShadowDrafts:
                     logger.warning("%s; it is scored once it serves", self._channel.problem(pool.peer) or silent)
 
 
-def _keys(config: EngineConfig) -> list[TargetKeys | None]:
-    if not config.shadow_pool_key:
+def _keys(config: EngineConfig, own: KeyPair | None) -> list[TargetKeys | None]:
+    if own is None or not config.shadow_pool_key:
         return [None] * len(config.shadow_pool)
-    assert config.draft_key is not None  # EngineConfig checks it
-    own = load_key_pair("draft_key", config.draft_key)
     return [TargetKeys(own, public_key("shadow_pool_key", text)) for text in config.shadow_pool_key]
