@@ -109,12 +109,6 @@ class Tiers(Protocol):
         """All that is worth it is saved from now on, then nothing."""
 
 
-def save_all(cache: PrefixCache, tiers: Tiers) -> None:
-    tiers.closing()
-    for run in reversed(list(cache.coldest(cache.pool.capacity))):
-        save_run(cache, tiers, run)
-
-
 def save_coldest(cache: PrefixCache, tiers: Tiers, count: int) -> None:
     """Save the KV that `count` slots would evict first, but for runs offered since their last use."""
     for run in cache.coldest(count):

@@ -7,7 +7,7 @@ import numpy as np
 
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import NO_SLOTS, SlotPool, Slots, present
-from pilotfish.core.cache.tiers import DEVICE, KVLoad, Tiers, save_all, save_coldest
+from pilotfish.core.cache.tiers import DEVICE, KVLoad, Tiers, save_coldest, save_run
 from pilotfish.core.prefilling.handover import Prefills
 from pilotfish.core.scheduling.loads import Loads
 from pilotfish.core.scheduling.request import FinishReason, Request, WaitingRequests
@@ -195,7 +195,9 @@ class Scheduler:
 
     def save_all(self) -> None:
         if self.tiers is not None:
-            save_all(self.cache, self.tiers)
+            self.tiers.closing()
+            for run in reversed(list(self.cache.coldest(self.pool.capacity))):
+                save_run(self.cache, self.tiers, run)
 
     def _save(self) -> None:
         if self.tiers is not None and self.pool.num_free < self.low_water:
