@@ -35,8 +35,8 @@ def kept_bytes(module: torch.nn.Module) -> int:
 
     def note(value: Any) -> None:
         if isinstance(value, PackedWeight):
-            note(value.panels)
-            note(value.scales)
+            for tensor in (value.panels, value.scales, value.offsets):
+                note(tensor)
         elif isinstance(value, torch.Tensor):
             data = getattr(value, "qdata", value)
             found[data.data_ptr()] = data.nbytes

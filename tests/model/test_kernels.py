@@ -13,8 +13,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from tree_rows import TreeRows, shifted
 
 from pilotfish.model.attention import Scoring, TreeAttention, dense_tree_attention
-from pilotfish.model.cpu.native import pack_weight
-from pilotfish.model.cpu.native_modules import PackedGatedMLP, PackedLinear, native_tree_attention
+from pilotfish.model.cpu.native_modules import PackedGatedMLP, PackedLinear, PackedWeight, native_tree_attention
 from pilotfish.model.loading.quantize import quantize
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -111,21 +110,24 @@ def test_gated_mlp_is_a_gated_mlp(inner: int, width: int, dtype: torch.dtype, in
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_rows_give_no_rows(dtype: torch.dtype) -> None:
-    packed, none = pack_weight(torch.randn(8, 8).to(dtype)), torch.zeros(0, 8, dtype=dtype)
-    assert torch.ops.pilotfish.linear(none, packed, 8).shape == (0, 8)
-    assert torch.ops.pilotfish.gated_mlp(none, packed, packed, packed, 8, 8).shape == (0, 8)
+    packed, none = PackedWeight.of(torch.randn(8, 8).to(dtype)).native, torch.zeros(0, 8, dtype=dtype)
+    assert torch.ops.pilotfish.linear(none, packed).shape == (0, 8)
+    assert torch.ops.pilotfish.gated_mlp(none, packed, packed, packed).shape == (0, 8)
 
 
 def test_linear_refuses_what_does_not_fit() -> None:
-    packed = pack_weight(torch.randn(32, 8))
-    for x, outputs in ((torch.randn(1, 9), 32), (torch.randn(1, 8), 33), (torch.randn(1, 8).double(), 32)):
-        with pytest.raises(RuntimeError, match="linear:"):
-            torch.ops.pilotfish.linear(x, packed, outputs)
+    packed = PackedWeight.of(torch.randn(32, 8))
+    for x in (torch.randn(1, 9), torch.randn(1, 8).double(), torch.randn(8)):
+        with pytest.raises(RuntimeError, match=r"weight:|linear:"):
+            torch.ops.pilotfish.linear(x, packed.native)
+    for inputs, outputs in ((8, 33), (9, 32), (0, 32)):
+        with pytest.raises(RuntimeError, match="weight:"):
+            replace(packed, inputs=inputs, outputs=outputs).native  # noqa: B018
 
 
 def test_infinities_and_what_is_no_number_survive_rounding_to_bfloat16() -> None:
     weight = torch.tensor([1.0, 3.3e38, float("inf"), -float("inf"), float("nan"), -float("nan")]).bfloat16()
-    y = torch.ops.pilotfish.linear(torch.ones(1, 1).bfloat16(), pack_weight(weight[:, None]), 6)[0]
+    y = torch.ops.pilotfish.linear(torch.ones(1, 1).bfloat16(), PackedWeight.of(weight[:, None]).native)[0]
     assert torch.equal(y[:4], weight[:4])
     assert y[4:].isnan().all()
 
@@ -135,7 +137,7 @@ def test_a_sum_rounds_to_bfloat16_as_torch_does(inputs: tuple[float, float]) -> 
     weight = torch.ones(1, 2).bfloat16()
     x = torch.tensor([inputs]).bfloat16()
     expected = x.float().sum(dim=1, keepdim=True).bfloat16()
-    assert torch.equal(torch.ops.pilotfish.linear(x, pack_weight(weight), 1), expected)
+    assert torch.equal(torch.ops.pilotfish.linear(x, PackedWeight.of(weight).native), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

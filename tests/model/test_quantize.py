@@ -66,13 +66,14 @@ def test_a_tied_head_is_quantized_and_the_embedding_is_not() -> None:
 def test_every_int8_is_exact(dtype: torch.dtype) -> None:
     values = torch.arange(-128, 128).to(torch.int8)[:, None]
     scales = torch.full((256,), 0.5)
-    y = torch.ops.pilotfish.linear(torch.ones(1, 1).to(dtype), pack_weight(values, dtype), 256, scales)
+    weight = PackedWeight(dtype, 1, 256, pack_weight(values, dtype), scales)
+    y = torch.ops.pilotfish.linear(torch.ones(1, 1).to(dtype), weight.native)
     assert torch.equal(y[0], values[:, 0].to(dtype) / 2)
 
 
 def test_linear_refuses_what_does_not_fit() -> None:
     weight = PackedWeight.of(linear_of(32, 8, torch.float32, int8=True).weight)
-    plain, x = pack_weight(torch.randn(32, 8)), torch.randn(1, 8)
+    plain = pack_weight(torch.randn(32, 8))
     for panels, scales in (
         (weight.panels, None),
         (plain, weight.scales),
@@ -80,8 +81,8 @@ def test_linear_refuses_what_does_not_fit() -> None:
         (weight.panels, torch.ones(32).double()),
         (pack_weight(torch.ones(32, 8, dtype=torch.int8), torch.bfloat16), weight.scales),
     ):
-        with pytest.raises(RuntimeError, match="linear:"):
-            torch.ops.pilotfish.linear(x, panels, 32, scales)
+        with pytest.raises(RuntimeError, match="weight:"):
+            PackedWeight(torch.float32, 8, 32, panels, scales).native  # noqa: B018
 
 
 # -- whole models

@@ -71,6 +71,27 @@ std::vector<T> multiply_rows(int size, const std::vector<T>& x, int64_t rows, co
   return y;
 }
 
+// w [outputs, inputs], of these values.
+template <typename T>
+void check_product(const char* kind, const Weight& w, const std::vector<double>& values) {
+  const int64_t inputs = w.inputs, outputs = w.outputs;
+  for (int64_t rows : {1, 2, 3, 5, 8, 13, 16, 17, 33, 40}) {
+    const std::vector<T> x = random_values<T>(rows * inputs), y = multiply_rows(3, x, rows, w);
+    for (int64_t r = 0; r < rows; ++r) {
+      const std::vector<T> alone = multiply_rows<T>(1, {x.begin() + r * inputs, x.begin() + (r + 1) * inputs}, 1, w);
+      for (int64_t n = 0; n < outputs; ++n) {
+        double exact = 0;
+        for (int64_t k = 0; k < inputs; ++k) exact += double{float{x[r * inputs + k]}} * values[n * inputs + k];
+        expect(near(y[r * outputs + n], exact, std::sqrt(inputs)), "linear %s %s: row %ld of %ld, output %ld: %g, not %g",
+               kind, name_of<T>(), long(r), long(rows), long(n), double{float{y[r * outputs + n]}}, exact);
+        expect(std::memcmp(&y[r * outputs + n], &alone[n], sizeof(T)) == 0,
+               "linear %s %s [%ld, %ld]: row %ld of %ld has other bits alone", kind, name_of<T>(), long(outputs),
+               long(inputs), long(r), long(rows));
+      }
+    }
+  }
+}
+
 template <typename T, typename W>
 void check_linear(int64_t outputs, int64_t inputs) {
   std::vector<W> weight(outputs * inputs);
@@ -80,23 +101,47 @@ void check_linear(int64_t outputs, int64_t inputs) {
   else weight = random_values<W>(outputs * inputs);
   const std::vector<W> packed = pack<T>(weight, outputs, inputs);
   const bool quantized = std::is_same_v<W, int8_t>;
-  const Weight w{packed.data(), quantized ? scales.data() : nullptr, inputs, outputs};
-  for (int64_t rows : {1, 2, 3, 5, 8, 13, 16, 17, 33, 40}) {
-    const std::vector<T> x = random_values<T>(rows * inputs), y = multiply_rows(3, x, rows, w);
-    for (int64_t r = 0; r < rows; ++r) {
-      const std::vector<T> alone = multiply_rows<T>(1, {x.begin() + r * inputs, x.begin() + (r + 1) * inputs}, 1, w);
-      for (int64_t n = 0; n < outputs; ++n) {
-        double exact = 0;
-        for (int64_t k = 0; k < inputs; ++k) exact += double{float{x[r * inputs + k]}} * double(float(weight[n * inputs + k]));
-        if (quantized) exact *= 0.01f;
-        expect(near(y[r * outputs + n], exact, std::sqrt(inputs)), "linear %s: row %ld of %ld, output %ld: %g, not %g",
-               name_of<T>(), long(r), long(rows), long(n), double{float{y[r * outputs + n]}}, exact);
-        expect(std::memcmp(&y[r * outputs + n], &alone[n], sizeof(T)) == 0,
-               "linear %s [%ld, %ld]: row %ld of %ld has other bits alone", name_of<T>(), long(outputs), long(inputs),
-               long(r), long(rows));
-      }
-    }
+  std::vector<double> values(weight.size());
+  for (size_t i = 0; i < values.size(); ++i) values[i] = double(float(weight[i])) * (quantized ? 0.01f : 1.0f);
+  check_product<T>(quantized ? "int8" : "", {packed.data(), quantized ? scales.data() : nullptr, inputs, outputs}, values);
+}
+
+// Random codes in groups, with scales and offsets that float16 has.
+template <typename T>
+void check_groups(Codes codes, int64_t outputs, int64_t inputs, int64_t size, bool halves, const float* table) {
+  const int64_t panels = (outputs + kPanel - 1) / kPanel, groups = inputs / size, depth = Step<T>::kDepth;
+  std::vector<uint8_t> packed(panels * kPanel * inputs);
+  for (uint8_t& code : packed) {
+    code = static_cast<uint8_t>(generator());
+    if (codes == Codes::kFloat8 && (code & 0x7f) == 0x7f) code = 0;  // NaN
   }
+  std::vector<Half> half(panels * groups * kPanel);
+  std::vector<float> whole(half.size());
+  for (size_t i = 0; i < half.size(); ++i) {
+    half[i].bits = static_cast<uint16_t>(0x2000 + generator() % 0x800) | (generator() % 2 << 15);  // below 2^-5
+    whole[i] = std::ldexp(1.0f + (half[i].bits & 0x3ff) / 1024.0f, (half[i].bits >> 10 & 31) - 15) * (half[i].bits >> 15 ? -1 : 1);
+  }
+  Weight w{packed.data(), nullptr, inputs, outputs};
+  const void* factors = halves ? static_cast<const void*>(half.data()) : whole.data();
+  w.groups = {size, factors, halves ? factors : nullptr, halves, codes, table};
+  std::vector<double> values(outputs * inputs);
+  for (int64_t n = 0; n < outputs; ++n)
+    for (int64_t k = 0; k < inputs; ++k) {
+      const int64_t panel = n / kPanel, lane = n % kPanel;
+      double code;
+      if (codes == Codes::kNibbles) {
+        const uint32_t word = reinterpret_cast<const uint32_t*>(packed.data())[(panel * inputs / 8 + k / 8) * kPanel + lane];
+        code = table[word >> (4 * (k % 8 / 2) + 16 * (k % 2)) & 15];
+      } else {
+        const uint8_t bits = packed[((panel * inputs / depth + k / depth) * kPanel + lane) * depth + k % depth];
+        const int exponent = bits >> 3 & 15;
+        const double size = exponent ? std::ldexp(1 + (bits & 7) / 8.0, exponent - 7) : std::ldexp(bits & 7, -9);
+        code = codes == Codes::kInt8 ? static_cast<int8_t>(bits) : bits >> 7 ? -size : size;
+      }
+      const double factor = whole[(panel * groups + k / size) * kPanel + lane];
+      values[n * inputs + k] = code * factor + (halves ? factor : 0);
+    }
+  check_product<T>("in groups", w, values);
 }
 
 // A head's elements as torch would round them, in doubles, and its scale.
@@ -345,6 +390,14 @@ void check_all() {
   for (const auto& [outputs, inputs] : {std::pair<int64_t, int64_t>{1, 1}, {31, 7}, {33, 257}, {70, 1100}}) {
     check_linear<T, T>(outputs, inputs);
     check_linear<T, int8_t>(outputs, inputs);
+  }
+  float counted[16], others[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, 0, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+  for (int i = 0; i < 16; ++i) counted[i] = i - 8;
+  for (const bool halves : {false, true}) {
+    check_groups<T>(Codes::kNibbles, 33, 96, 32, halves, counted);
+    check_groups<T>(Codes::kNibbles, 40, 1104, 16, halves, others);
+    check_groups<T>(Codes::kInt8, 33, 80, 16, halves, nullptr);
+    check_groups<T>(Codes::kFloat8, 33, 1280, 128, halves, nullptr);
   }
   for (const bool rounded : {false, true}) {
     check_decoder<T>(rounded);

@@ -11,9 +11,11 @@ import shutil
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from pilotfish.config.cache import cache_folder, made_once
 from pilotfish.errors import ParameterError
+from pilotfish.model.grouped import GroupedWeight
 
 logger = logging.getLogger(__name__)
 
@@ -137,10 +139,26 @@ def input_multiple(dtype: torch.dtype) -> int:
     return 16 * step if step == 2 and instruction_set() == "amx" else step
 
 
-def pack_weight(weight: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+def pack_weight(weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """[N, K] -> [ceil(N / 32), steps, 32, inputs of a step] (kernels/linear.h). `dtype`: the inputs', by default the
     weight's."""
-    outputs, depth = weight.shape
-    step, whole = step_inputs(dtype or weight.dtype), input_multiple(dtype or weight.dtype)
-    padded = torch.nn.functional.pad(weight, (0, -depth % whole, 0, -outputs % PANEL))
-    return padded.view(-1, PANEL, padded.shape[1] // step, step).transpose(1, 2).contiguous()
+    padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % input_multiple(dtype or weight.dtype)))
+    return in_panels(padded.view(len(padded), -1, step_inputs(dtype or weight.dtype)))
+
+
+def pack_codes(weight: GroupedWeight) -> Tensor:
+    """In the layouts of kernels/groups.h."""
+    if weight.table is None:
+        steps = weight.codes.view(torch.int8).view(len(weight), -1, step_inputs(weight.dtype))
+        return in_panels(steps).view(weight.codes.dtype)
+    codes = weight.codes.view(len(weight), -1, 4).int()
+    words = torch.zeros_like(codes[..., 0])
+    for byte in range(4):
+        words |= (codes[..., byte] & 15) << 4 * byte | codes[..., byte] >> 4 << 16 + 4 * byte
+    return in_panels(words)
+
+
+def in_panels(rows: Tensor) -> Tensor:
+    """[N, steps, ...] -> [ceil(N / 32), steps, 32, ...]"""
+    padded = torch.cat((rows, rows.new_zeros(-len(rows) % PANEL, *rows.shape[1:])))
+    return padded.view(-1, PANEL, *rows.shape[1:]).transpose(1, 2).contiguous()

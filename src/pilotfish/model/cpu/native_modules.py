@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +12,11 @@ from torch import Tensor
 from pilotfish.core.scheduling.executor import LayerProgress
 from pilotfish.model.attention import AttentionMetadata, Scoring
 from pilotfish.model.batch import EXACT, Buckets
-from pilotfish.model.cpu.native import PANEL, pack_weight
+from pilotfish.model.cpu.native import PANEL, in_panels, pack_codes, pack_weight
 from pilotfish.model.experts import Affine
 from pilotfish.model.feature_tap import CapturingDecoder
 from pilotfish.model.fused import fused
+from pilotfish.model.grouped import GroupedWeight, joined
 from pilotfish.model.kernels import Gate, Kernels, RMSNorm, replace_modules
 from pilotfish.model.kv_planes import KVPool, LayerKV
 from pilotfish.model.loading.configuration import ARCHITECTURES
@@ -26,50 +27,62 @@ GateOp = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class PackedWeight:
-    panels: Tensor  # the weight's dtype or int8, as packed by `pack_weight`
-    scales: Tensor | None  # of int8, float32 [ceil(N / 32) * 32]
+    """Of linear layers, their outputs end to end."""
+
+    dtype: torch.dtype  # of the inputs
+    inputs: int
+    outputs: int
+    panels: Tensor  # of `dtype`, int8, or codes in groups
+    scales: Tensor | None = None  # of int8, float32 [ceil(N / 32) * 32]; of groups, [ceil(N / 32), groups, 32]
+    offsets: Tensor | None = None
+    table: Tensor | None = None
 
     @classmethod
-    def of(cls, *weights: Tensor) -> PackedWeight:
+    def of(cls, *weights: Any) -> PackedWeight:
+        size = weights[0].dtype, weights[0].shape[1], sum(map(len, weights))
+        if isinstance(weights[0], GroupedWeight):
+            one = joined(weights)
+            offsets = None if one.offsets is None else in_panels(one.offsets)
+            return cls(*size, pack_codes(one), in_panels(one.scales), offsets, one.table)
         values = [getattr(weight, "qdata", weight).detach() for weight in weights]
         panels = pack_weight(torch.cat(values) if len(values) > 1 else values[0], weights[0].dtype)
         if panels.dtype != torch.int8:
-            return cls(panels, None)
-        scales = torch.cat([cast(Any, weight).scale.flatten() for weight in weights])
-        return cls(panels, torch.nn.functional.pad(scales, (0, -len(scales) % PANEL)))
+            return cls(*size, panels)
+        scales = torch.cat([weight.scale.flatten() for weight in weights])
+        return cls(*size, panels, torch.nn.functional.pad(scales, (0, -len(scales) % PANEL)))
+
+    @functools.cached_property
+    def native(self) -> Any:
+        """As the kernels take it."""
+        like, factors = torch.empty(0, dtype=self.dtype), (self.scales, self.offsets, self.table)
+        return torch.classes.pilotfish.PackedWeight(self.panels, like, self.inputs, self.outputs, *factors)
 
 
 class PackedLinear(torch.nn.Module):
     def __init__(self, *linears: Affine) -> None:
         super().__init__()
-        self.out_features = sum(linear.weight.shape[0] for linear in linears)
         self.weight = PackedWeight.of(*(linear.weight for linear in linears))
         biases = [linear.bias for linear in linears if linear.bias is not None]
         self.bias = torch.cat(biases) if biases else None
         self.cap = 0.0  # of outputs (the head of Gemma 2): cap * tanh(output / cap); 0: none
 
     def forward(self, x: Tensor) -> Tensor:
-        w = self.weight
-        rows = x.reshape(-1, x.shape[-1])
-        y: Tensor = torch.ops.pilotfish.linear(rows, w.panels, self.out_features, w.scales)
+        y: Tensor = torch.ops.pilotfish.linear(x.reshape(-1, x.shape[-1]), self.weight.native)
         if self.bias is not None:
             y = y + self.bias
         if self.cap:
             y = torch.ops.pilotfish.softcap(y, self.cap)
-        return y.view(*x.shape[:-1], self.out_features)
+        return y.view(*x.shape[:-1], self.weight.outputs)
 
 
 class PackedGatedMLP(torch.nn.Module):
     def __init__(self, gate: Affine, up: Affine, down: Affine) -> None:
         super().__init__()
-        self.out_features, self.inner_features = down.weight.shape
         self.gate, self.up, self.down = (PackedWeight.of(linear.weight) for linear in (gate, up, down))
 
     def forward(self, x: Tensor) -> Tensor:
-        weights = self.gate, self.up, self.down
-        panels, scales = [w.panels for w in weights], [w.scales for w in weights]
-        rows = x.reshape(-1, x.shape[-1])
-        y: Tensor = torch.ops.pilotfish.gated_mlp(rows, *panels, self.inner_features, self.out_features, *scales)
+        weights = [weight.native for weight in (self.gate, self.up, self.down)]
+        y: Tensor = torch.ops.pilotfish.gated_mlp(x.reshape(-1, x.shape[-1]), *weights)
         return y.view_as(x)
 
 
@@ -149,8 +162,7 @@ class PlainDecoder(CapturingDecoder):
         )
         for layer in self.layers:
             self._add(decoder, layer)
-        head = self.lm_head.weight
-        decoder.set_head(head.panels, head.scales, self.lm_head.bias, self.lm_head.out_features)
+        decoder.set_head(self.lm_head.weight.native, self.lm_head.bias)
         self._decoder = decoder
 
     @staticmethod
@@ -162,11 +174,9 @@ class PlainDecoder(CapturingDecoder):
             layer.post_attention_layernorm.weight,
             None if attention.q_norm is None else attention.q_norm.weight,
             None if attention.k_norm is None else attention.k_norm.weight,
-            [w.panels for w in weights],
-            [w.scales for w in weights],
+            [weight.native for weight in weights],
             attention.joined.bias,
             attention.out.bias,
-            mlp.inner_features,
             attention.scoring.scale,
             attention.scoring.window,
         )

@@ -7,7 +7,8 @@
 //     weights [N / kPanel, steps, kPanel, inputs of a step]      inputs [tiles, steps, rows of the tile]
 //
 // Weights are of the inputs' type, or int8 with a float32 scale for each output. An int8 becomes that type exactly,
-// in registers, and the scale multiplies the whole sum: the chain is that of a weight of the inputs' type.
+// in registers, and the scale multiplies the whole sum: the chain is that of a weight of the inputs' type. Or they are
+// codes in groups (groups.h), which never go through AMX.
 //
 // A processor with AMX multiplies bfloat16 in its own tiles (tiles.h): inputs then lie row by row.
 //
@@ -17,6 +18,7 @@
 #pragma once
 
 #include "elements.h"
+#include "groups.h"
 #include "team.h"
 #include "tiles.h"
 #include "vectors.h"
@@ -51,33 +53,42 @@ struct Step<float> {
   using Input = float;
   using Operand = Vec;
   static Input input(const float* x, int64_t /*left*/) { return x[0]; }
+  static float sum(Input x) { return x; }
   template <int Part>
   static Operand weights(const float* w) { return load(w); }
-  template <int Part>
-  static Operand weights(const int8_t* w) { return floats_of(w); }
+  template <int Part, typename Byte>
+  static Operand weights(const Byte* w) { return floats_of(w); }
+  template <int Part>  // of the step's inputs among 8 that a word has
+  static Operand nibbles(Words w, int step, const CodeTable& table) { return table.at(w, 4 * (step / 2) + 16 * (step % 2)); }
   template <int Part>
   static Vec add(Vec sum, Operand w, Input x) { return sum + x * w; }
 };
 
-template <>
-struct Step<BFloat16> {
+struct PairStep {
   static constexpr int64_t kDepth = 2;
-#ifdef PILOTFISH_TILES
-  static constexpr int64_t kAlign = kTileSteps;
-  static constexpr bool kTiled = true;
+#if defined(PILOTFISH_TILES) || defined(__AVX512BF16__)
   using Input = uint32_t;
   static Input input(const BFloat16* x, int64_t left) { return x[0].bits | (left > 1 ? uint32_t{x[1].bits} << 16 : 0); }
-#elif defined(__AVX512BF16__)
-  static constexpr int64_t kAlign = 1;
-  static constexpr bool kTiled = false;
+  template <int Part>
+  static float part(Input x) { return std::bit_cast<float>(Part == 0 ? x << 16 : x & 0xffff0000u); }
+#else
+  using Input = std::array<float, 2>;
+  static Input input(const BFloat16* x, int64_t left) { return {x[0], left > 1 ? float{x[1]} : 0.0f}; }
+  template <int Part>
+  static float part(const Input& x) { return x[Part]; }
+#endif
+  static float sum(const Input& x) { return part<0>(x) + part<1>(x); }
+#if defined(__AVX512BF16__)
   static constexpr int kParts = 1;
-  using Input = uint32_t;
   using Operand = Words;
-  static Input input(const BFloat16* x, int64_t left) { return x[0].bits | (left > 1 ? uint32_t{x[1].bits} << 16 : 0); }
   template <int Part>
   static Operand weights(const BFloat16* w) { return *reinterpret_cast<const Words*>(w); }
   template <int Part>
-  static Operand weights(const int8_t* w) {
+  static Operand nibbles(Words w, int step, const CodeTable& table) {
+    return reinterpret_cast<Words>(_mm512_permutexvar_epi16(reinterpret_cast<__m512i>(w >> 4 * step), table.pairs));
+  }
+  template <int Part, typename Byte>
+  static Operand weights(const Byte* w) {
     return reinterpret_cast<Words>(_mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(floats_of(w + kLanes)),
                                                        reinterpret_cast<__m512>(floats_of(w))));
   }
@@ -88,19 +99,17 @@ struct Step<BFloat16> {
   }
 #else
   // Widened to float32 in registers, one of the two inputs after the other.
-  static constexpr int64_t kAlign = 1;
-  static constexpr bool kTiled = false;
   static constexpr int kParts = 2;
-  using Input = std::array<float, 2>;
   using Operand = Vec;
-  static Input input(const BFloat16* x, int64_t left) { return {x[0], left > 1 ? float{x[1]} : 0.0f}; }
+  template <int Part>
+  static Operand nibbles(Words w, int step, const CodeTable& table) { return table.at(w, 4 * step + 16 * Part); }
   template <int Part>
   static Operand weights(const BFloat16* w) {
     const Words words = *reinterpret_cast<const Words*>(w);
     return reinterpret_cast<Vec>(Part == 0 ? words << 16 : words & 0xffff0000u);
   }
-  template <int Part>
-  static Operand weights(const int8_t* w) {
+  template <int Part, typename Byte>
+  static Operand weights(const Byte* w) {
     const Vec first = floats_of(w), second = floats_of(w + kLanes);
     return every_second<Part>(first, second, std::make_integer_sequence<int, kLanes>{});
   }
@@ -109,7 +118,18 @@ struct Step<BFloat16> {
     return __builtin_shufflevector(first, second, (2 * Lane + Part)...);
   }
   template <int Part>
-  static Vec add(Vec sum, Operand w, const Input& x) { return sum + x[Part] * w; }
+  static Vec add(Vec sum, Operand w, const Input& x) { return sum + part<Part>(x) * w; }
+#endif
+};
+
+template <>
+struct Step<BFloat16> : PairStep {
+#ifdef PILOTFISH_TILES
+  static constexpr int64_t kAlign = kTileSteps;
+  static constexpr bool kTiled = true;
+#else
+  static constexpr int64_t kAlign = 1;
+  static constexpr bool kTiled = false;
 #endif
 };
 
@@ -165,6 +185,102 @@ void multiply(int64_t rows, int64_t steps, const typename Step<T>::Input* x, con
   if constexpr (Rows > 1) multiply<T, W, Rows - 1>(rows, steps, x, w, acc);
 }
 
+// Rows whose inputs are at x + row * row_stride + step * step_stride.
+template <typename Input>
+struct InputRows {
+  const Input* x;
+  int64_t row_stride, step_stride;
+};
+
+// Adds a group of codes of Vectors * kLanes outputs to the sums of so many rows: 8 inputs at a time.
+template <typename T, int Part, int Rows, int Vectors>
+inline void add_nibbles(Vec (&sum)[Rows][Vectors], const Words (&words)[Vectors], int step, const CodeTable& table,
+                        const InputRows<typename Step<T>::Input>& in, int64_t k) {
+  typename Step<T>::Operand operands[Vectors];
+  for (int v = 0; v < Vectors; ++v) operands[v] = Step<T>::template nibbles<Part>(words[v], step, table);
+#pragma GCC unroll 12
+  for (int r = 0; r < Rows; ++r)
+    for (int v = 0; v < Vectors; ++v)
+      sum[r][v] = Step<T>::template add<Part>(sum[r][v], operands[v], in.x[r * in.row_stride + k * in.step_stride]);
+  if constexpr (Part + 1 < Step<T>::kParts) add_nibbles<T, Part + 1>(sum, words, step, table, in, k);
+}
+
+template <typename T, int Part, int Rows, int Vectors, typename Byte>
+inline void add_bytes(Vec (&sum)[Rows][Vectors], const Byte* w, const InputRows<typename Step<T>::Input>& in, int64_t k) {
+  typename Step<T>::Operand operands[Vectors];
+  for (int v = 0; v < Vectors; ++v) operands[v] = Step<T>::template weights<Part>(w + v * kLanes * Step<T>::kDepth);
+#pragma GCC unroll 12
+  for (int r = 0; r < Rows; ++r)
+    for (int v = 0; v < Vectors; ++v)
+      sum[r][v] = Step<T>::template add<Part>(sum[r][v], operands[v], in.x[r * in.row_stride + k * in.step_stride]);
+  if constexpr (Part + 1 < Step<T>::kParts) add_bytes<T, Part + 1>(sum, w, in, k);
+}
+
+// A packed weight, [panels, steps, kPanel, inputs of a step] of the inputs' type, or of int8 with `scales`
+// [panels * kPanel], or of codes in groups.
+struct Weight {
+  const void* panels;
+  const float* scales;  // null unless int8
+  int64_t inputs, outputs;
+  Groups groups = {};
+
+  int64_t num_panels() const { return (outputs + kPanel - 1) / kPanel; }
+  int64_t num_groups() const { return inputs / groups.size; }
+};
+
+// Adds groups [first, end) of Vectors * kLanes outputs of a panel, from output `part` on, to acc [Rows, kPanel]. `sums` of
+// a row's inputs in each group lie num_groups() apart.
+template <typename T, int Rows, int Vectors>
+void multiply_groups(const Weight& w, const CodeTable& table, int64_t panel, int part, int64_t first, int64_t end,
+                     const InputRows<typename Step<T>::Input>& in, const float* sums, float* acc) {
+  constexpr int64_t kDepth = Step<T>::kDepth, kStep = kPanel * kDepth;
+  const Groups& groups = w.groups;
+  const int64_t steps = groups.size / kDepth;
+  for (int64_t g = first; g < end; ++g) {
+    Vec sum[Rows][Vectors] = {};
+    const int64_t k = g * steps;
+    if (groups.codes == Codes::kNibbles) {
+      const uint32_t* words = static_cast<const uint32_t*>(w.panels) + (panel * w.inputs + g * groups.size) / 8 * kPanel + part;
+      for (int64_t i = 0; i < steps; i += 8 / kDepth, words += kPanel) {
+        __builtin_prefetch(reinterpret_cast<const char*>(words) + kPrefetch);
+        Words loaded[Vectors];
+        for (int v = 0; v < Vectors; ++v) loaded[v] = *reinterpret_cast<const Words*>(words + v * kLanes);
+#pragma GCC unroll 8
+        for (int step = 0; step < 8 / kDepth; ++step) add_nibbles<T, 0>(sum, loaded, step, table, in, k + i + step);
+      }
+    } else {
+      const int8_t* bytes = static_cast<const int8_t*>(w.panels) + (panel * w.inputs / kDepth + k) * kStep + part * kDepth;
+      for (int64_t i = 0; i < steps; ++i, bytes += kStep) {
+        __builtin_prefetch(reinterpret_cast<const char*>(bytes) + kPrefetch);
+        if (groups.codes == Codes::kInt8) add_bytes<T, 0>(sum, bytes, in, k + i);
+        else add_bytes<T, 0>(sum, reinterpret_cast<const Float8*>(bytes), in, k + i);
+      }
+    }
+    for (int v = 0; v < Vectors; ++v) {
+      const int64_t place = (panel * w.num_groups() + g) * kPanel + part + v * kLanes;
+      const Vec scale = groups.of(groups.scales, place), offset = groups.offsets ? groups.of(groups.offsets, place) : Vec{};
+      for (int r = 0; r < Rows; ++r) {
+        float* total = acc + r * kPanel + part + v * kLanes;
+        Vec added = load(total) + sum[r][v] * scale;
+        if (groups.offsets) added += sums[r * w.num_groups() + g] * offset;
+        store(total, added);
+      }
+    }
+  }
+}
+
+template <typename T, int Rows = kMaxTile>
+void multiply_grouped(int64_t rows, const Weight& w, const CodeTable& table, int64_t panel, int64_t first, int64_t end,
+                      const InputRows<typename Step<T>::Input>& in, const float* sums, float* acc) {
+  constexpr int kVectors = tile_vectors(Rows);
+  if (rows == Rows) {
+    for (int part = 0; part < kPanel; part += kVectors * kLanes)
+      multiply_groups<T, Rows, kVectors>(w, table, panel, part, first, end, in, sums, acc);
+    return;
+  }
+  if constexpr (Rows > 1) multiply_grouped<T, Rows - 1>(rows, w, table, panel, first, end, in, sums, acc);
+}
+
 struct Tile {
   int64_t first, rows;
 };
@@ -180,28 +296,23 @@ inline std::vector<Tile> tiles_of(int64_t rows, int64_t most) {
   return tiles;
 }
 
-// A packed weight, [panels, steps, kPanel, inputs of a step] of the inputs' type, or of int8 with `scales`
-// [panels * kPanel].
-struct Weight {
-  const void* panels;
-  const float* scales;  // null unless int8
-  int64_t inputs, outputs;
-
-  int64_t num_panels() const { return (outputs + kPanel - 1) / kPanel; }
-};
+template <typename Tag>
+struct GroupSums {};
 
 // Rows of inputs in tiles, [tiles, steps, rows of the tile], in scratch memory of the thread that makes it.
 template <typename Tag, typename T>
 struct Inputs {
   using Input = typename Step<T>::Input;
+  static constexpr int64_t kLeastGroup = 8;
 
   std::vector<Tile> tiles;
   int64_t rows, depth, steps;
   Input* packed;
+  float* sums;  // [rows, groups], by `sum_groups`
 
   Inputs(int64_t rows, int64_t depth)
       : tiles(tiles_of(rows, Step<T>::kTiled ? 1 : kMaxTile)), rows(rows), depth(depth), steps(steps_of<T>(depth)),
-        packed(scratch<Tag, Input>(rows * steps)) {}
+        packed(scratch<Tag, Input>(rows * steps)), sums(scratch<GroupSums<Tag>, float>(rows * (depth / kLeastGroup))) {}
 
   // x [rows, depth].
   void pack(Member& member, const T* x) {
@@ -224,9 +335,25 @@ struct Inputs {
     pack_row(*tile, row - tile->first, first / Step<T>::kDepth, count / Step<T>::kDepth, x);
   }
 
+  // Sums a row's inputs in each group, where offsets multiply them.
+  void sum_groups(Member& member, const Weight& w) const {
+    if (!w.groups.offsets) return;
+    const int64_t groups = w.num_groups(), group_steps = w.groups.size / Step<T>::kDepth;
+    member.for_each(tiles.size(), [&](int64_t i) {
+      for (int64_t r = 0; r < tiles[i].rows; ++r)
+        for (int64_t g = 0; g < groups; ++g) {
+          const Input* x = packed + tiles[i].first * steps + g * group_steps * tiles[i].rows + r;
+          std::array<float, 4> parts{};
+          for (int64_t k = 0; k < group_steps; ++k) parts[k % 4] += Step<T>::sum(x[k * tiles[i].rows]);
+          sums[(tiles[i].first + r) * groups + g] = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+        }
+    });
+  }
+
   // Sums of panels [first, first + count) of w into acc [count, rows, kPanel], times their scales.
   void multiply_panels(const Weight& w, int64_t first, int64_t count, float* acc) const {
     std::fill(acc, acc + count * rows * kPanel, 0.0f);
+    if (w.groups.size) return add_groups(w, first, count, acc);
     if (!w.scales) return add_panels(static_cast<const T*>(w.panels), first, count, acc);
     add_panels(static_cast<const int8_t*>(w.panels), first, count, acc);
     for (int64_t p = 0; p < count; ++p)
@@ -234,6 +361,20 @@ struct Inputs {
         for (int64_t i = 0; i < kPanel; i += kLanes) {
           float* sums = acc + (p * rows + r) * kPanel + i;
           store(sums, load(sums) * load(w.scales + (first + p) * kPanel + i));
+        }
+  }
+
+  void add_groups(const Weight& w, int64_t first, int64_t count, float* acc) const {
+    const CodeTable table(w.groups.table);
+    const int64_t groups = w.num_groups(), chunk = std::max<int64_t>(kChunkSteps / w.groups.size, 1);
+    const std::vector<Tile> blocks = Step<T>::kTiled ? tiles_of(rows, kMaxTile) : tiles;
+    for (int64_t g = 0; g < groups; g += chunk)
+      for (int64_t p = 0; p < count; ++p)
+        for (const Tile& block : blocks) {
+          const Input* x = packed + block.first * steps;
+          const InputRows<Input> in = Step<T>::kTiled ? InputRows<Input>{x, steps, 1} : InputRows<Input>{x, 1, block.rows};
+          multiply_grouped<T>(block.rows, w, table, first + p, g, std::min(g + chunk, groups), in,
+                              sums + block.first * groups, acc + (p * rows + block.first) * kPanel);
         }
   }
 
@@ -278,6 +419,7 @@ struct Sums {};
 // one. Y is T, or float for rounded values as float32.
 template <typename T, typename Tag, typename Y>
 void multiply_all(Member& member, const Inputs<Tag, T>& in, const Weight& w, const T* bias, Y* y) {
+  in.sum_groups(member, w);
   const auto compute = [&](int64_t first, int64_t count) {
     in.multiply_panels(w, first, count, scratch<Sums, float>(count * in.rows * kPanel));
   };
@@ -299,6 +441,7 @@ void multiply_all(Member& member, const Inputs<Tag, T>& in, const Weight& w, con
 template <typename T>
 void gate_all(Member& member, const Inputs<Rows, T>& in, const Weight& gate, const Weight& up, Inputs<Inner, T>& inner) {
   constexpr int64_t kSteps = kPanel / Step<T>::kDepth;
+  in.sum_groups(member, gate.groups.offsets ? gate : up);  // one size of groups for both
   const auto compute = [&](int64_t first, int64_t count) {
     const int64_t size = count * in.rows * kPanel;
     float *gates = scratch<Sums, float>(2 * size), *ups = gates + size;

@@ -67,60 +67,132 @@ void run_each(int64_t count, int64_t work, const F& f) {
 
 // -- products
 
-void check_linear(const Tensor& x, int64_t inputs, const Tensor& packed, int64_t outputs, const Scales& scales) {
-  TORCH_CHECK(x.dim() == 2 && packed.dim() == 4 && packed.size(2) == kPanel,
-              "linear: x [rows, K], packed [panels, steps, ", kPanel, ", inputs of a step]");
-  TORCH_CHECK(packed.scalar_type() == (scales ? at::kChar : x.scalar_type()) && packed.is_contiguous(),
-              "linear: packed of x's type, or of int8 with scales");
-  TORCH_CHECK(!scales || (scales->scalar_type() == at::kFloat && scales->is_contiguous() &&
-                          scales->numel() == packed.size(0) * kPanel),
-              "linear: a float32 scale for each output of packed");
-  TORCH_CHECK(inputs > 0, "linear: no inputs");
-  dispatch(x, [&]<typename T>(T) {
-    TORCH_CHECK(packed.size(3) == Step<T>::kDepth, "linear: a step of ", Step<T>::kDepth, " inputs");
-    TORCH_CHECK(steps_of<T>(inputs) == packed.size(1), "linear: ", inputs, " inputs do not match packed");
-  });
-  TORCH_CHECK((outputs + kPanel - 1) / kPanel == packed.size(0), "linear: ", outputs, " outputs do not match packed");
-}
+// A weight packed for inputs of one dtype. `panels` are [ceil(N / kPanel), steps, kPanel, inputs of a step] of that
+// dtype, or int8 with float32 scales [ceil(N / kPanel) * kPanel]. Or codes in groups, with scales and maybe offsets
+// [ceil(N / kPanel), groups, kPanel] of float32 or float16: int8 or float8_e4m3fn as above, or int32 words
+// [ceil(N / kPanel), K / 8, kPanel] of 4-bit codes that a float32 `table` [16] explains (groups.h).
+class PackedWeight : public torch::CustomClassHolder {
+ public:
+  PackedWeight(Tensor panels, Tensor like, int64_t inputs, int64_t outputs, Scales scales, Scales offsets, Scales table)
+      : panels_(panels), scales_(scales), offsets_(offsets), table_(table), type_(like.scalar_type()), inputs_(inputs),
+        outputs_(outputs) {
+    TORCH_CHECK(inputs > 0, "weight: no inputs");
+    TORCH_CHECK(panels.is_contiguous() && panels.size(0) == (outputs + kPanel - 1) / kPanel,
+                "weight: ", outputs, " outputs do not match the panels");
+    dispatch(like, [&]<typename T>(T) {
+      if (grouped()) check_groups(Step<T>::kDepth);
+      else check_whole(steps_of<T>(inputs), Step<T>::kDepth);
+    });
+  }
 
-Weight weight_of(const Tensor& packed, const Scales& scales, int64_t inputs, int64_t outputs) {
-  return {packed.const_data_ptr(), data<float>(scales), inputs, outputs};
-}
+  int64_t inputs() const { return inputs_; }
+  int64_t outputs() const { return outputs_; }
+  int64_t numel() const { return panels_.numel(); }
 
-// x [rows, K], packed [ceil(N / kPanel), steps, kPanel, inputs of a step] of the same dtype, or of int8 with float32
-// scales [ceil(N / kPanel) * kPanel] -> [rows, N].
-Tensor linear(const Tensor& x, const Tensor& packed, int64_t outputs, const Scales& scales) {
-  check_linear(x, x.size(-1), packed, outputs, scales);
+  void check(const Tensor& x, int64_t inputs) const {
+    TORCH_CHECK(x.scalar_type() == type_, "weight: packed for ", type_, ", not ", x.scalar_type());
+    TORCH_CHECK(inputs == inputs_, "weight: of ", inputs_, " inputs, not ", inputs);
+  }
+
+  Weight weight() const {
+    Weight w{panels_.const_data_ptr(), nullptr, inputs_, outputs_};
+    if (!grouped()) {
+      w.scales = data<float>(scales_);
+      return w;
+    }
+    w.groups.size = inputs_ / scales_->size(1);
+    w.groups.scales = scales_->const_data_ptr();
+    w.groups.offsets = offsets_ ? offsets_->const_data_ptr() : nullptr;
+    w.groups.halves = scales_->scalar_type() == at::kHalf;
+    w.groups.codes = table_ ? Codes::kNibbles : panels_.scalar_type() == at::kChar ? Codes::kInt8 : Codes::kFloat8;
+    w.groups.table = data<float>(table_);
+    return w;
+  }
+
+ private:
+  bool grouped() const { return scales_ && scales_->dim() == 3; }
+
+  void check_whole(int64_t steps, int64_t depth) const {
+    TORCH_CHECK(panels_.scalar_type() == (scales_ ? at::kChar : type_), "weight: of ", type_, ", or of int8 with scales");
+    check_panels(steps, depth);
+    TORCH_CHECK(!offsets_ && !table_, "weight: offsets and tables are of groups");
+    TORCH_CHECK(!scales_ || (scales_->scalar_type() == at::kFloat && scales_->is_contiguous() &&
+                             scales_->numel() == panels_.size(0) * kPanel),
+                "weight: a float32 scale for each output");
+  }
+
+  void check_panels(int64_t steps, int64_t depth) const {
+    TORCH_CHECK(panels_.dim() == 4 && panels_.size(1) == steps && panels_.size(2) == kPanel && panels_.size(3) == depth,
+                "weight: panels [panels, ", steps, ", ", kPanel, ", ", depth, "], not ", panels_.sizes());
+  }
+
+  void check_groups(int64_t depth) const {
+    const int64_t groups = scales_->size(1);
+    TORCH_CHECK(groups > 0 && inputs_ % (8 * groups) == 0, "weight: groups of a multiple of 8 inputs");
+    for (const Scales& x : {scales_, offsets_})
+      TORCH_CHECK(!x || ((x->scalar_type() == at::kFloat || x->scalar_type() == at::kHalf) && x->is_contiguous() &&
+                         x->scalar_type() == scales_->scalar_type() && x->sizes() == scales_->sizes() &&
+                         x->size(0) == panels_.size(0) && x->size(2) == kPanel),
+                  "weight: scales and offsets [panels, groups, ", kPanel, "] of float32 or float16");
+    if (!table_) {
+      const auto type = panels_.scalar_type();
+      TORCH_CHECK(type == at::kChar || type == at::kFloat8_e4m3fn, "weight: codes of int8 or float8_e4m3fn");
+      return check_panels(inputs_ / depth, depth);
+    }
+    TORCH_CHECK(table_->scalar_type() == at::kFloat && table_->is_contiguous() && table_->numel() == 16,
+                "weight: a float32 table of 16 codes");
+    TORCH_CHECK(panels_.scalar_type() == at::kInt && panels_.dim() == 3 && panels_.size(1) == inputs_ / 8 &&
+                    panels_.size(2) == kPanel,
+                "weight: int32 words [panels, inputs / 8, ", kPanel, "] of 4-bit codes");
+  }
+
+  const Tensor panels_;
+  const Scales scales_, offsets_, table_;
+  const at::ScalarType type_;
+  const int64_t inputs_, outputs_;
+};
+
+using WeightPtr = c10::intrusive_ptr<PackedWeight>;
+
+// x [rows, K] -> [rows, N].
+Tensor linear(const Tensor& x, const WeightPtr& w) {
+  TORCH_CHECK(x.dim() == 2, "linear: x [rows, K]");
+  w->check(x, x.size(1));
   const Tensor rows = x.contiguous();
-  Tensor y = at::empty({x.size(0), outputs}, x.options());
+  Tensor y = at::empty({x.size(0), w->outputs()}, x.options());
   dispatch(x, [&]<typename T>(T) {
     Inputs<Rows, T> in(x.size(0), x.size(1));
-    run(packed.numel(), [&](Member& member) {
+    run(w->numel(), [&](Member& member) {
       in.pack(member, data<T>(rows));
-      multiply_all<T>(member, in, weight_of(packed, scales, x.size(1), outputs), nullptr, data<T>(y));
+      multiply_all<T>(member, in, w->weight(), nullptr, data<T>(y));
     });
   });
   return y;
 }
 
-// (silu(x @ gate) * (x @ up)) @ down, the outer parentheses rounded once. x [rows, K], gate and up packed
-// [K to inner], down [inner to N], each maybe of int8 with scales -> [rows, N].
-Tensor gated_mlp(const Tensor& x, const Tensor& gate, const Tensor& up, const Tensor& down, int64_t inner_size,
-                 int64_t outputs, const Scales& gate_scales, const Scales& up_scales, const Scales& down_scales) {
-  check_linear(x, x.size(-1), gate, inner_size, gate_scales);
-  check_linear(x, x.size(-1), up, inner_size, up_scales);
-  TORCH_CHECK(gate.sizes() == up.sizes(), "linear: gate and up of one shape");
-  check_linear(x, inner_size, down, outputs, down_scales);
+// One size of groups serves both, where offsets multiply sums of them.
+void check_gate(const PackedWeight& gate, const PackedWeight& up) {
+  const Groups &a = gate.weight().groups, &b = up.weight().groups;
+  TORCH_CHECK(gate.outputs() == up.outputs() && (!a.offsets || !b.offsets || a.size == b.size),
+              "weight: gate and up of one shape and size of groups");
+}
+
+// (silu(x @ gate) * (x @ up)) @ down, the outer parentheses rounded once. x [rows, K], gate and up of K to inner, down
+// of inner to N -> [rows, N].
+Tensor gated_mlp(const Tensor& x, const WeightPtr& gate, const WeightPtr& up, const WeightPtr& down) {
+  TORCH_CHECK(x.dim() == 2, "gated_mlp: x [rows, K]");
+  for (const WeightPtr& w : {gate, up}) w->check(x, x.size(1));
+  check_gate(*gate, *up);
+  down->check(x, gate->outputs());
   const Tensor rows = x.contiguous();
-  Tensor y = at::empty({x.size(0), outputs}, x.options());
+  Tensor y = at::empty({x.size(0), down->outputs()}, x.options());
   dispatch(x, [&]<typename T>(T) {
     Inputs<Rows, T> in(x.size(0), x.size(1));
-    Inputs<Inner, T> inner(x.size(0), inner_size);
-    run(3 * gate.numel(), [&](Member& member) {
+    Inputs<Inner, T> inner(x.size(0), gate->outputs());
+    run(3 * gate->numel(), [&](Member& member) {
       in.pack(member, data<T>(rows));
-      gate_all(member, in, weight_of(gate, gate_scales, x.size(1), inner_size),
-               weight_of(up, up_scales, x.size(1), inner_size), inner);
-      multiply_all<T>(member, inner, weight_of(down, down_scales, inner_size, outputs), nullptr, data<T>(y));
+      gate_all(member, in, gate->weight(), up->weight(), inner);
+      multiply_all<T>(member, inner, down->weight(), nullptr, data<T>(y));
     });
   });
   return y;
@@ -395,18 +467,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> token_logprobs(const Tensor& logits, 
 
 // -- the decoder
 
-struct Packed {
-  Tensor panels;
-  Scales scales;
-  Tensor bias;  // undefined: none
-  int64_t inputs, outputs;
+struct Affine {
+  WeightPtr weight;
+  std::optional<Tensor> bias;
 
-  Weight weight() const { return weight_of(panels, scales, inputs, outputs); }
   template <typename T>
-  Product<T> product() const { return {weight(), bias.defined() ? data<T>(bias) : nullptr}; }
+  Product<T> product() const { return {weight->weight(), data<T>(bias)}; }
 };
 
-// Keeps the tensors of a plain decoder, and runs it (decoder.h). All of the embedding's dtype, weights packed or int8.
+// Keeps the tensors of a plain decoder, and runs it (decoder.h). All of the embedding's dtype, weights packed for it.
 class Decoder : public torch::CustomClassHolder {
  public:
   // embedding [vocab, hidden], cos and sin [positions, rotated part of a head], norm [hidden].
@@ -424,23 +493,22 @@ class Decoder : public torch::CustomClassHolder {
   // `weights` are in order: qkv, out, gate, up, down; biases of qkv and out alone. Norms of queries and keys are of a
   // head, or of all heads together.
   void add_layer(const Tensor& attention_norm, const Tensor& mlp_norm, const std::optional<Tensor>& q_norm,
-                 const std::optional<Tensor>& k_norm, std::vector<Tensor> weights,
-                 std::vector<std::optional<Tensor>> scales, const std::optional<Tensor>& qkv_bias,
-                 const std::optional<Tensor>& out_bias, int64_t inner, double scale, int64_t window) {
-    TORCH_CHECK(weights.size() == 5 && scales.size() == 5, "decoder: five weights a layer");
+                 const std::optional<Tensor>& k_norm, std::vector<WeightPtr> weights,
+                 const std::optional<Tensor>& qkv_bias, const std::optional<Tensor>& out_bias, double scale,
+                 int64_t window) {
+    TORCH_CHECK(weights.size() == 5, "decoder: five weights a layer");
     const int64_t heads = query_heads_ * head_dim_, joined = heads + 2 * kv_heads_ * head_dim_;
+    const int64_t inner = weights[2]->outputs();
     check_vector(attention_norm, hidden());
     check_vector(mlp_norm, hidden());
-    layers_.push_back({attention_norm, mlp_norm, q_norm, k_norm,
-                       packed(weights[0], scales[0], qkv_bias, hidden(), joined),
-                       packed(weights[1], scales[1], out_bias, heads, hidden()),
-                       packed(weights[2], scales[2], {}, hidden(), inner),
-                       packed(weights[3], scales[3], {}, hidden(), inner),
-                       packed(weights[4], scales[4], {}, inner, hidden()), scale, window});
+    check_gate(*weights[2], *weights[3]);
+    layers_.push_back({attention_norm, mlp_norm, q_norm, k_norm, affine(weights[0], qkv_bias, hidden(), joined),
+                       affine(weights[1], out_bias, heads, hidden()), affine(weights[2], {}, hidden(), inner),
+                       affine(weights[3], {}, hidden(), inner), affine(weights[4], {}, inner, hidden()), scale, window});
   }
 
-  void set_head(const Tensor& weight, const Scales& scales, const std::optional<Tensor>& bias, int64_t vocab) {
-    head_ = packed(weight, scales, bias, hidden(), vocab);
+  void set_head(const WeightPtr& weight, const std::optional<Tensor>& bias) {
+    head_ = affine(weight, bias, hidden(), weight->outputs());
   }
 
   // input_ids int64 [rows], keep int64 [kept rows]; rows as in `rows_of`; of each layer in order the keys, the
@@ -463,7 +531,7 @@ class Decoder : public torch::CustomClassHolder {
     in.kv_heads = kv_heads_;
     in.head_dim = head_dim_;
     in.query_stride = (query_heads_ + 2 * kv_heads_) * head_dim_;
-    Tensor logits = at::empty({keep.numel(), head_.outputs}, embedding_.options().dtype(at::kFloat));
+    Tensor logits = at::empty({keep.numel(), head_.weight->outputs()}, embedding_.options().dtype(at::kFloat));
     dispatch(embedding_, [&]<typename T>(T) {
       const DecoderShape<T> shape = shape_with<T>(planes);
       Forward<T> forward(shape, in, data<int64_t>(input_ids), data<int64_t>(keep), keep.numel(),
@@ -477,7 +545,7 @@ class Decoder : public torch::CustomClassHolder {
   struct Layer {
     Tensor attention_norm, mlp_norm;
     std::optional<Tensor> q_norm, k_norm;
-    Packed qkv, out, gate, up, down;
+    Affine qkv, out, gate, up, down;
     double scale;
     int64_t window;
   };
@@ -504,11 +572,11 @@ class Decoder : public torch::CustomClassHolder {
     TORCH_CHECK(x.dim() == 1 && x.numel() == size, "decoder: ", size, " elements, not ", x.sizes());
   }
 
-  Packed packed(const Tensor& panels, const Scales& scales, const std::optional<Tensor>& bias, int64_t inputs,
-                int64_t outputs) const {
-    check_linear(embedding_, inputs, panels, outputs, scales);
+  Affine affine(const WeightPtr& weight, const std::optional<Tensor>& bias, int64_t inputs, int64_t outputs) const {
+    weight->check(embedding_, inputs);
+    TORCH_CHECK(weight->outputs() == outputs, "decoder: a weight of ", outputs, " outputs, not ", weight->outputs());
     if (bias) check_vector(*bias, outputs);
-    return {panels, scales, bias.value_or(Tensor()), inputs, outputs};
+    return {weight, bias};
   }
 
   // The keys (0) or values (1) of a layer.
@@ -527,7 +595,8 @@ class Decoder : public torch::CustomClassHolder {
       shape.layers.push_back({data<T>(layer.attention_norm), layer.qkv.product<T>(), layer.out.product<T>(),
                               data<T>(layer.q_norm), data<T>(layer.k_norm), layer.q_norm ? layer.q_norm->numel() : 0,
                               layer.k_norm ? layer.k_norm->numel() : 0, static_cast<float>(layer.scale), layer.window,
-                              data<T>(layer.mlp_norm), layer.gate.weight(), layer.up.weight(), layer.down.weight(),
+                              data<T>(layer.mlp_norm), layer.gate.weight->weight(), layer.up.weight->weight(),
+                              layer.down.weight->weight(),
                               plane(planes, i, 0), plane(planes, i, 1)});
     }
     return shape;
@@ -537,16 +606,19 @@ class Decoder : public torch::CustomClassHolder {
   double eps_;
   int64_t query_heads_, kv_heads_, head_dim_;
   std::vector<Layer> layers_;
-  Packed head_;
+  Affine head_;
 };
 
 }  // namespace
 
 TORCH_LIBRARY(pilotfish, m) {
-  m.def("linear(Tensor x, Tensor packed, int outputs, Tensor? scales=None) -> Tensor");
+  m.class_<PackedWeight>("PackedWeight")
+      .def(torch::init<Tensor, Tensor, int64_t, int64_t, Scales, Scales, Scales>());
+  m.def("linear(Tensor x, __torch__.torch.classes.pilotfish.PackedWeight w) -> Tensor");
   m.def(
-      "gated_mlp(Tensor x, Tensor gate, Tensor up, Tensor down, int inner, int outputs, Tensor? gate_scales=None, "
-      "Tensor? up_scales=None, Tensor? down_scales=None) -> Tensor");
+      "gated_mlp(Tensor x, __torch__.torch.classes.pilotfish.PackedWeight gate, "
+      "__torch__.torch.classes.pilotfish.PackedWeight up, __torch__.torch.classes.pilotfish.PackedWeight down) "
+      "-> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps, int parts=1) -> Tensor");
   m.def("add_rms_norm(Tensor(a!) residual, Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("rotate(Tensor(a!) x, Tensor cos, Tensor sin) -> ()");
