@@ -31,6 +31,7 @@ from pilotfish.engine.processes.launch import Supervisor
 from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.engine.sample import Sample
 from pilotfish.kv.tiers import KVTiers
+from pilotfish.model.cpu.native_modules import PackedWeight
 from pilotfish.model.loading.loader import LoadedModel, load_model
 from pilotfish.model.sampling import SampleColumns
 from pilotfish.wire.serving import EngineRequest
@@ -169,6 +170,27 @@ def edit_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], ob
 def native_model(directory: Path, dtype: torch.dtype = torch.float32, kv_dtype: KVDType = "auto") -> LoadedModel:
     """Loaded for the C++ kernels on the CPU."""
     return load_model(directory, dtype, torch.device("cpu"), eager=False, kv_dtype=kv_dtype)
+
+
+def kept_bytes(module: torch.nn.Module) -> int:
+    """Every tensor that a loaded module holds, once."""
+    found: dict[int, int] = {}
+
+    def note(value: Any) -> None:
+        if isinstance(value, PackedWeight):
+            for tensor in (value.panels, value.scales, value.offsets):
+                note(tensor)
+        elif isinstance(value, torch.Tensor):
+            data = getattr(value, "qdata", value)
+            found[data.data_ptr()] = data.nbytes
+            if data is not value:
+                note(value.scale)
+
+    for part in module.modules():
+        for tensors in (vars(part), part._parameters):
+            for value in tensors.values():
+                note(value)
+    return sum(found.values())
 
 
 # -- threads and time

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from sizes import paired
-from support import DENSE, KINDS, make_engine, tiny_model
+from support import DENSE, KINDS, kept_bytes, make_engine, tiny_model
 from thread_ranks import thread_groups
 from transformers import AutoModelForCausalLM
 
@@ -18,7 +18,6 @@ from pilotfish.engine.memory import plan_memory
 from pilotfish.engine.processes import host_memory
 from pilotfish.engine.processes.host_memory import GIB, divided
 from pilotfish.errors import ModelError
-from pilotfish.model.cpu.native_modules import PackedWeight
 from pilotfish.model.loading.footprint import footprint
 from pilotfish.model.loading.loader import load_model
 
@@ -27,27 +26,6 @@ CPU = torch.device("cpu")
 
 def config(target: Path, **fields: Any) -> EngineConfig:
     return EngineConfig(target=target, **{"dtype": "float32", **fields})
-
-
-def kept_bytes(module: torch.nn.Module) -> int:
-    """Every tensor that a loaded module holds, once."""
-    found: dict[int, int] = {}
-
-    def note(value: Any) -> None:
-        if isinstance(value, PackedWeight):
-            for tensor in (value.panels, value.scales, value.offsets):
-                note(tensor)
-        elif isinstance(value, torch.Tensor):
-            data = getattr(value, "qdata", value)
-            found[data.data_ptr()] = data.nbytes
-            if data is not value:
-                note(value.scale)
-
-    for part in module.modules():
-        for tensors in (vars(part), part._parameters):
-            for value in tensors.values():
-                note(value)
-    return sum(found.values())
 
 
 PRECISIONS = list(product((torch.float32, torch.bfloat16), (False, True)))

@@ -33,8 +33,7 @@ def check(
     json: JsonOption = False,
 ) -> None:
     """Say whether DIRECTORY would run, how much memory it takes, and why not. Exit 0: it would; 2: it would not."""
-    if not directory.is_dir():
-        raise ParameterError("directory", str(directory), "a model directory in Hugging Face format, or one of a pair")
+    directory = model_directory("directory", directory)
     report = _report(engine, directory, draft, target)
     print_json(_record(report)) if json else _print(report)
     raise typer.Exit(0 if report.would_run else 2)

@@ -55,6 +55,12 @@ def model_directories(pair: str | None, target: Path | None, draft: Path | None)
 
 
 def model_directory(field: str, path: Path) -> Path:
+    """Of a GGUF file the directory that is made of it, once."""
+    if path.suffix == ".gguf":
+        from pilotfish.model.loading.gguf_import import gguf_directory  # needs torch
+
+        return gguf_directory(path)
     if not path.is_dir():
-        raise ParameterError(field, str(path), "a model directory in Hugging Face format; nothing is downloaded")
+        allowed = "a model directory in Hugging Face format, or a GGUF file; nothing is downloaded"
+        raise ParameterError(field, str(path), allowed)
     return path

@@ -32,6 +32,9 @@ class GroupedWeight:
     def nbytes(self) -> int:
         return sum(part.nbytes for part in (self.codes, self.scales, self.offsets) if part is not None)
 
+    def numel(self) -> int:
+        return self.shape.numel()
+
     def __len__(self) -> int:
         return len(self.codes)
 
@@ -82,11 +85,12 @@ def joined(weights: Sequence[GroupedWeight]) -> GroupedWeight:
 class GroupedLinear(torch.nn.Linear):
     """The reference: dequantizes its weight in every call."""
 
+    weight: GroupedWeight  # type: ignore[assignment]
+
     def __init__(self, weight: GroupedWeight, bias: Tensor | None = None) -> None:
         torch.nn.Module.__init__(self)
         self.out_features, self.in_features = weight.shape
         self.weight, self.bias = weight, bias  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
-        weight: GroupedWeight = self.weight  # type: ignore[assignment]
-        return F.linear(x, weight.dequantized(), self.bias)
+        return F.linear(x, self.weight.dequantized(), self.bias)

@@ -12,6 +12,8 @@ from pilotfish.errors import ModelError
 from pilotfish.model.heads.fields import HeadFields
 from pilotfish.model.heads.weights import read_rows, read_tensor_headers, read_tensors, tensor_files
 from pilotfish.model.loading.metadata import read_object
+from pilotfish.model.loading.packed import GGUFWeights
+from pilotfish.model.loading.tensors import gguf_index
 
 #: The field of config.json that heads trained here carry. Loaders of others ignore it.
 DIGEST = "target_embedding_digest"
@@ -51,15 +53,23 @@ class TargetFacts:
     def digest(self) -> str:
         """Tells targets of equal sizes apart: SHA-256 of up to `SAMPLED` evenly spread rows of the embedding, as
         bfloat16, so that a copy in another type has the same. "" without an embedding by a known name."""
-        headers = read_tensor_headers(tensor_files(self.directory))
-        name = next((name for name in _EMBEDDINGS if name in headers), None)
-        if name is None or not headers[name].shape:
-            return ""
-        count = headers[name].shape[0]
-        rows = read_rows(headers[name], name, sorted({i * count // SAMPLED for i in range(SAMPLED)}))
+        if index := gguf_index(self.directory):
+            rows = self.embedding()[self._sampled(index[_EMBEDDINGS[0]].shape[0])]
+        else:
+            headers = read_tensor_headers(tensor_files(self.directory))
+            name = next((name for name in _EMBEDDINGS if name in headers), None)
+            if name is None or not headers[name].shape:
+                return ""
+            rows = read_rows(headers[name], name, self._sampled(headers[name].shape[0]))
         return hashlib.sha256(rows.to(torch.bfloat16).view(torch.uint8).numpy().tobytes()).hexdigest()
 
+    @staticmethod
+    def _sampled(count: int) -> list[int]:
+        return sorted({i * count // SAMPLED for i in range(SAMPLED)})
+
     def _tensor(self, names: tuple[str, ...]) -> Tensor:
+        if index := gguf_index(self.directory):
+            return GGUFWeights(self.directory).dense(next(name for name in names if name in index), torch.float32)
         headers = read_tensor_headers(tensor_files(self.directory))
         found = next((name for name in names if name in headers), None)
         if found is None:

@@ -13,6 +13,7 @@ from pilotfish.model.experts import expert_parts, stacked_experts
 from pilotfish.model.kv_planes import element_type
 from pilotfish.model.loading.checkpoint import linear_weights, meta_module
 from pilotfish.model.loading.configuration import ARCHITECTURES, load_config
+from pilotfish.model.loading.packed import packed_bytes
 from pilotfish.model.loading.shards import Shard, part_config, refuse_indivisible
 
 #: Bytes per weight of the layer that torchao quantizes: its own, and copies in float32.
@@ -59,7 +60,12 @@ def footprint(
     angles = 2 * config.context * config.head_dim * size * plain
     return Footprint(
         parameters=sum(weight.numel() for weight in meta_module(config).parameters()),
-        weights=_weight_bytes(module, dtype, packed=packed, quantized=quantization != "none") + angles,
+        weights=angles
+        + (
+            packed_bytes(directory, module, size)
+            if config.packed and device.type == "cpu"
+            else _weight_bytes(module, dtype, packed=packed, quantized=quantization != "none")
+        ),
         slot=slot_bytes(part, element_type(kv_dtype, dtype, device).itemsize),
         row=size * (8 * config.hidden_size + (1 if packed else 3) * inner + config.vocab_size)
         + (_SAMPLING + _RECORDED * (device.type == "cuda" and not eager)) * config.vocab_size

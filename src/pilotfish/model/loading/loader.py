@@ -18,7 +18,8 @@ from pilotfish.model.loading.checkpoint import check_weights, refuse_non_finite,
 from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.loading.footprint import scored_cost
 from pilotfish.model.loading.metadata import GenerationConfig, one_line, quiet, read_generation_config
-from pilotfish.model.loading.quantize import check_quantization, quantize
+from pilotfish.model.loading.packed import dequantize, load_packed
+from pilotfish.model.loading.quantize import check_quantization, quantize, refuse_twice
 from pilotfish.model.loading.shards import load_shard, part_config, refuse_indivisible
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -63,10 +64,16 @@ def load_model(
     config._attn_implementation = "pilotfish"
     config._experts_implementation = "pilotfish"  # `experts.library_mixture`
     config.output_router_logits = False  # for training only
-    module = load_weights(directory, config, dtype, group).to(device).eval().requires_grad_(False)
+    module = load_weights(directory, config, dtype, group)
+    if device.type != "cpu":
+        dequantize(module)
+    module = module.to(device).eval().requires_grad_(False)
     cost = scored_cost(module, config)
     refuse_non_finite(module, directory)
-    _refuse_untied(module, config, directory)
+    if config.packed:
+        refuse_twice(quantization, config.packed)
+    else:
+        _refuse_untied(module, config, directory)
     if quantization != "none":
         quantize(module, quantization)
     module = kernels.replace(module, config.context, alone=group is None)
@@ -85,6 +92,8 @@ def load_weights(directory: Path, config: Any, dtype: torch.dtype, group: Group 
     if group is not None:
         refuse_indivisible(config, group.shard.ranks)
         return load_shard(directory, config, dtype, group.shard)  # type: ignore[no-any-return]
+    if config.packed:
+        return load_packed(directory, config, dtype)  # type: ignore[no-any-return]
     try:
         with quiet(), without_decompositions():
             return AutoModelForCausalLM.from_pretrained(  # type: ignore[no-any-return]

@@ -22,6 +22,11 @@ def check_quantization(quantization: Quantization, dtype: torch.dtype, device: t
         raise ParameterError("quantization", quantization, f"none or int8 with {dtype}; fp8 needs torch.bfloat16")
 
 
+def refuse_twice(quantization: Quantization, packed: str) -> None:
+    if quantization != "none":
+        raise ParameterError("quantization", quantization, f"none: the model's weights are in {packed}")
+
+
 def quantize(module: torch.nn.Module, quantization: Literal["int8", "fp8"]) -> None:
     """Replaces the weights of all linear layers, in place and one at a time; a tied head gets a weight of its own. One
     scale an output channel; fp8 (e4m3) also one a row of activations. ParameterError for experts."""

@@ -44,6 +44,8 @@ class Shard:
 
 def refuse_indivisible(config: Any, ranks: int) -> None:
     """ParameterError if such a model does not divide into so many parts."""
+    if config.packed and ranks > 1:
+        raise ParameterError("tensor_parallel", ranks, f"1: weights in {config.packed} are not divided")
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     counts = {"attention heads": heads} | {
         f"neurons of its {name}": size for name in _INNER if (size := getattr(config, name, None))
@@ -166,7 +168,7 @@ class Part:
 def load_shard(directory: Path, config: Any, dtype: torch.dtype, shard: Shard) -> Any:
     """The module of one rank. `check_weights` must have passed its files; reads its own part alone."""
     with ExitStack() as stack, quiet():
-        module = _empty_module(config, dtype, shard)
+        module = empty_module(config, dtype, shard)
         files = [stack.enter_context(safe_open(file, framework="pt")) for file in weight_files(directory)]
         parts = {name: Part(file, name, config, shard) for file in files for name in file.keys()}  # noqa: SIM118
         types = module._get_dtype_plan(dtype)
@@ -177,7 +179,7 @@ def load_shard(directory: Path, config: Any, dtype: torch.dtype, shard: Shard) -
     return module
 
 
-def _empty_module(config: Any, dtype: torch.dtype, shard: Shard) -> Any:
+def empty_module(config: Any, dtype: torch.dtype, shard: Shard) -> Any:
     """Its parameters have no values and take no memory yet. Norms over all heads together are whole."""
     with without_decompositions():
         module = AutoModelForCausalLM.from_config(part_config(config, shard), dtype=dtype)

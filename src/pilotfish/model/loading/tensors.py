@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from safetensors import safe_open
 
 from pilotfish.errors import ModelError
@@ -16,8 +17,30 @@ class TensorHeader:
     dtype: str  # as safetensors write it: F32, BF16, I64, …
 
 
+#: Beside the config.json that was made of GGUF files.
+GGUF_INDEX = "gguf.json"
+
+
+class GGUFTensor(msgspec.Struct, frozen=True, array_like=True):
+    file: int
+    offset: int  # bytes
+    shape: tuple[int, ...]  # [outputs, inputs]
+    kind: str  # ggml's name of its type
+    paired_heads: int = 0  # whose rows lie as llama.cpp rotates them: neighbours, not halves
+    less_one: bool = False  # the file's values are larger by one
+
+
+def gguf_index(directory: Path) -> dict[str, GGUFTensor]:
+    """By the modules' names; none: the weights are no GGUF."""
+    file = directory / GGUF_INDEX
+    return msgspec.json.decode(file.read_bytes(), type=dict[str, GGUFTensor]) if file.is_file() else {}
+
+
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files that transformers reads; ModelError if none, or if the index is unreadable."""
+    """The files that hold weights: safetensors as transformers reads them, or GGUF. ModelError if none, or if the index
+    is unreadable."""
+    if (directory / GGUF_INDEX).is_file():
+        return sorted(directory.glob("*.gguf"))
     whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if whole.is_file():
         return [whole]

@@ -1,0 +1,158 @@
+"""GGUF files as model directories: transformers' config.json and tokenizer, links to the files, and an index of their
+tensors by the names that the model's modules have."""
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from transformers import AutoConfig, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from pilotfish.config.cache import cache_folder, made_once
+from pilotfish.errors import ModelError
+from pilotfish.model.loading.checkpoint import meta_module
+from pilotfish.model.loading.gguf_blocks import BLOCKS
+from pilotfish.model.loading.metadata import one_line, quiet
+from pilotfish.model.loading.tensors import GGUF_INDEX, GGUFTensor
+
+logger = logging.getLogger(__name__)
+
+#: By GGUF's names; whether rows of queries and keys lie in neighbouring pairs, and norms have one added.
+ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False, "gemma2": False, "gemma3": False}
+PLAIN = ("F32", "F16", "BF16")
+#: llama.cpp's name of a file of several.
+SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+#: A tensor of factors by which Llama 3.1 and later stretch rotations, and what transformers calls the same.
+ROPE = "rope_freqs.weight"
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_STRETCHED = (8.0, 32.0)
+
+
+def gguf_directory(path: Path) -> Path:
+    """The cached directory, made on first use. ModelError names the file, and what is wrong with it."""
+    files = _files(path)
+    told = [(str(file.resolve()), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
+    key = hashlib.sha256(repr((told, Path(__file__).read_text())).encode()).hexdigest()[:16]
+    return made_once(cache_folder("gguf-models") / f"{path.stem}-{key}", lambda made: _write(files, made))
+
+
+def _files(path: Path) -> list[Path]:
+    split = SPLIT.fullmatch(path.name)
+    count = int(split[3]) if split else 1
+    files = [path.with_name(f"{split[1]}-{i + 1:05}-of-{split[3]}.gguf") for i in range(count)] if split else [path]
+    for file in files:
+        if not file.is_file():
+            raise ModelError(f"model: {file} is not there; {path.name} is one of {count} files")
+    return files
+
+
+def _write(files: Sequence[Path], made: Path) -> None:
+    logger.info("%s: its config, tokenizer and tensors are read, once", files[0])
+    readers = [_reader(file) for file in files]
+    kind = _text(readers[0], "general.architecture")
+    if kind not in ARCHITECTURES:
+        raise ModelError(f"model: {files[0]}: general.architecture: {kind!r}; supported are {', '.join(ARCHITECTURES)}")
+    if "tokenizer.ggml.tokens" not in readers[0].fields:
+        raise ModelError(f"model: {files[0]} has no tokenizer (tokenizer.ggml.tokens)")
+    config = _transformed(AutoConfig, files[0])
+    found = {str(tensor.name): (place, tensor) for place, one in enumerate(readers) for tensor in one.tensors}
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
+    config.tie_word_embeddings = "output.weight" not in found
+    config.head_dim = _number(readers[0], f"{kind}.attention.key_length") or (
+        config.hidden_size // config.num_attention_heads
+    )
+    if ROPE in found:
+        _stretch(config, found.pop(ROPE)[1].data, files[0])
+    index = _index(found, kind, config, files)
+    made.mkdir()
+    for place, file in enumerate(files):
+        (made / f"{place:05}.gguf").symlink_to(file.resolve())
+    fields = {**config.to_dict(), "quantization_config": {"quant_method": "gguf"}}
+    (made / "config.json").write_text(json.dumps(fields, indent=1, default=str))
+    (made / GGUF_INDEX).write_bytes(msgspec.json.encode(index))
+    tokenizer = _transformed(AutoTokenizer, files[0])
+    tokenizer.save_pretrained(made)
+    ends = {
+        tokenizer.eos_token_id,
+        *(_number(readers[0], f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")),
+    }
+    generation = {"eos_token_id": sorted(ends - {None})}
+    (made / "generation_config.json").write_text(json.dumps(generation))
+
+
+def _reader(file: Path) -> Any:
+    import gguf  # slow
+
+    try:
+        return gguf.GGUFReader(file)
+    except Exception as error:  # those of a damaged file have no common base
+        raise ModelError(f"model: {file} cannot be read as GGUF: {one_line(error)}") from error
+
+
+def _transformed(what: Any, file: Path) -> Any:
+    try:
+        with quiet():
+            return what.from_pretrained(file.parent, gguf_file=file.name)
+    except Exception as error:  # as above
+        raise ModelError(f"model: {file}: {what.__name__.removeprefix('Auto').lower()}: {one_line(error)}") from error
+
+
+def _text(reader: Any, name: str) -> str:
+    return str(reader.fields[name].contents()) if name in reader.fields else ""
+
+
+def _number(reader: Any, name: str) -> int | None:
+    return int(reader.fields[name].contents()) if name in reader.fields else None
+
+
+def _stretch(config: Any, factors: Any, file: Path) -> None:
+    """ModelError for factors that transformers has no name for."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    given = torch.from_numpy(factors.copy()).float()
+    theta = config.rope_parameters["rope_theta"]
+    plain = 1.0 / theta ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)
+    for factor in _STRETCHED:
+        config.rope_parameters = {**_LLAMA3, "rope_theta": theta, "factor": factor}
+        if torch.allclose(plain / given, ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0], rtol=1e-4):
+            return
+    raise ModelError(f"model: {file}: tensor {ROPE} is of none that Llama 3 has, which alone are supported")
+
+
+def _index(
+    found: Mapping[str, tuple[int, Any]], kind: str, config: Any, files: Sequence[Path]
+) -> dict[str, GGUFTensor]:
+    import gguf
+
+    architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
+    names, index = gguf.get_tensor_name_map(architecture, config.num_hidden_layers), dict[str, GGUFTensor]()
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, parameter in meta_module(config).named_parameters():
+        own = str(names.get_name(name, try_suffixes=(".weight", ".bias")))
+        if own not in found:
+            raise ModelError(f"model: {files[0]} lacks tensor {own}, which its architecture needs")
+        place, tensor = found[own]
+        shape, type_name = tuple(int(size) for size in reversed(tensor.shape)), str(tensor.tensor_type.name)
+        if shape != parameter.shape:
+            needed = f"shape {list(shape)}; {list(parameter.shape)} is needed"
+            raise ModelError(f"model: {files[place]}: tensor {own} has {needed}")
+        if type_name not in (*PLAIN, *BLOCKS):
+            allowed = ", ".join((*PLAIN, *BLOCKS))
+            raise ModelError(f"model: {files[place]}: tensor {own} is of type {type_name}; supported are {allowed}")
+        paired = next((count for part, count in heads.items() if f".{part}." in name), 0) if ARCHITECTURES[kind] else 0
+        less_one = kind.startswith("gemma") and name.endswith("norm.weight")
+        index[name] = GGUFTensor(place, int(tensor.data_offset), shape, type_name, paired, less_one)
+    if other := sorted(found.keys() - {str(names.get_name(n, try_suffixes=(".weight", ".bias"))) for n in index}):
+        raise ModelError(f"model: {files[found[other[0]][0]]}: tensor {other[0]} has no place in its architecture")
+    return index
