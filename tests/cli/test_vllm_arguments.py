@@ -39,7 +39,8 @@ def test_one_model_is_given_once(refused: Refused, llama: Path) -> None:
     assert refused(llama, "--model", llama) == f"target: {str(llama)!r} cannot be combined with MODEL; give one of them"
     assert refused(llama, "--pair", "pycode").startswith("pair: it cannot be combined")
     assert refused("org/name") == (
-        "target: 'org/name' is not allowed; expected a model directory in Hugging Face format; nothing is downloaded"
+        "target: 'org/name' is not allowed; expected a model directory in Hugging Face format, a GGUF file, "
+        "smollm2 or gemma3-270m"
     )
 
 

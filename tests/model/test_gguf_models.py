@@ -171,7 +171,7 @@ def test_what_cannot_be_served_is_one_line(wide: Path, tmp_path: Path, monkeypat
         with pytest.raises(ModelError, match=match) as raised:
             gguf_directory(file)
         assert "\n" not in str(raised.value) and str(file) in str(raised.value)
-        assert not [*tmp_path.glob("gguf-models/*/*")]  # nothing half made
+        assert not [*tmp_path.glob("gguf-models/*/gguf/*")]  # nothing half made
 
     refused("cannot be read as GGUF", whole[: len(whole) // 2])
     refused("cannot be read as GGUF", b"GGUX" + whole[4:])

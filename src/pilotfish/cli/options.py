@@ -7,7 +7,8 @@ from pilotfish.command import Given
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine import pairs
-from pilotfish.errors import InputError, ParameterError
+from pilotfish.engine.pairs.published import model_directory
+from pilotfish.errors import InputError
 from pilotfish.options import Option, pick, unset
 
 DEFAULT_PAIR = "pycode"
@@ -52,15 +53,3 @@ def model_directories(pair: str | None, target: Path | None, draft: Path | None)
             raise InputError("pair: it cannot be combined with --target; give one of them")
         return {"target": model_directory("target", target), "draft": draft and model_directory("draft", draft)}
     return vars(pairs.resolve_pair(pair or DEFAULT_PAIR, *([] if draft is None else [str(draft)])))
-
-
-def model_directory(field: str, path: Path) -> Path:
-    """Of a GGUF file the directory that is made of it, once."""
-    if path.suffix == ".gguf":
-        from pilotfish.model.loading.gguf_import import gguf_directory  # needs torch
-
-        return gguf_directory(path)
-    if not path.is_dir():
-        allowed = "a model directory in Hugging Face format, or a GGUF file; nothing is downloaded"
-        raise ParameterError(field, str(path), allowed)
-    return path

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from pilotfish.cli.options import ENGINE, ROWS, engine_config, model_directories, model_directory
+from pilotfish.cli.options import ENGINE, ROWS, engine_config, model_directories
 from pilotfish.cli.show import print_json
 from pilotfish.command import Given, taking
 from pilotfish.config.engine import PREFILL_ROWS, EngineConfig
 from pilotfish.config.text import config_of
 from pilotfish.config.workers import GGUF, OF_PREFILLS, POOL_MODEL, DraftConfig, PrefillConfig, TargetConfig
+from pilotfish.engine.pairs.published import model_directory
 from pilotfish.engine.processes.process import LOG_FORMAT, Signals, run_worker, supervised
 from pilotfish.logs import configure
 from pilotfish.options import pick
@@ -58,7 +59,8 @@ def draft(
 
 def _configuration(draft: Path | None, pair: str | None, pool: Given, engine: Given) -> DraftConfig:
     if draft is not None and pair is None:
-        found = draft if draft.suffix == GGUF and draft.is_file() else model_directory("draft", draft)
+        as_it_is = draft.suffix == GGUF and draft.is_file() and pool.get("backend") == "llama.cpp"
+        found = draft if as_it_is else model_directory("draft", draft)
         return DraftConfig(model=EngineConfig(target=found, **engine), **pool)
     from pilotfish.model.heads.weights import is_head
 

@@ -14,6 +14,7 @@ from pilotfish.conversation import FunctionTool, Message, template_messages, tem
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.pairs.published import model_directory
 from pilotfish.engine.sample import Sample
 from pilotfish.engine.sample_maker import Prompt
 from pilotfish.errors import EngineError, InputError, ParameterError
@@ -47,12 +48,14 @@ class LLM:
     >>> llm = LLM(target, draft=draft)
     >>> llm.generate(["def main():"], SamplingParams(temperature=0.0))[0].outputs[0].text
 
+    `target` and `draft` are model directories, GGUF files, or names that `pilotfish models get` knows.
     `config` takes the fields of `EngineConfig`; with a draft the mode is sync unless it says otherwise.
     """
 
     def __init__(self, target: str | Path, draft: str | Path | None = None, **config: Any) -> None:
         config.setdefault("mode", "off" if draft is None else "sync")
-        self.engine = Engine(EngineConfig(target=Path(target), draft=Path(draft) if draft else None, **config))
+        own = None if draft is None else model_directory("draft", Path(draft))
+        self.engine = Engine(EngineConfig(target=model_directory("target", Path(target)), draft=own, **config))
 
     def close(self) -> None:
         self.engine.close()

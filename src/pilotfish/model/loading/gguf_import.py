@@ -44,7 +44,7 @@ def gguf_directory(path: Path) -> Path:
     files = _files(path)
     told = [(str(file.resolve()), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
     key = hashlib.sha256(repr((told, Path(__file__).read_text())).encode()).hexdigest()[:16]
-    return made_once(cache_folder("gguf-models") / f"{path.stem}-{key}", lambda made: _write(files, made))
+    return made_once(cache_folder("gguf-models") / key / "gguf" / path.stem, lambda made: _write(files, made))
 
 
 def _files(path: Path) -> list[Path]:
@@ -53,7 +53,8 @@ def _files(path: Path) -> list[Path]:
     files = [path.with_name(f"{split[1]}-{i + 1:05}-of-{split[3]}.gguf") for i in range(count)] if split else [path]
     for file in files:
         if not file.is_file():
-            raise ModelError(f"model: {file} is not there; {path.name} is one of {count} files")
+            of_several = f"; {path.name} is one of {count} files" if split else ""
+            raise ModelError(f"model: {file} is not there{of_several}")
     return files
 
 
