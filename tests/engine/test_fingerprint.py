@@ -149,7 +149,7 @@ def test_each_fact_that_differs_is_named(model: Path, tmp_path: Path) -> None:
         "weights: ": identity(weights),
         "model: llama of 2 layers, ": identity(layers),
         "model: llama of": identity(theta),
-        "quantization: none, not int8 of torchao ": identity(model, quantization="int8"),
+        "quantization: none, not int8": identity(model, quantization="int8"),
         "kv_dtype: float32, not int8": identity(model, kv_dtype="int8"),
         "dtype: float32, not bfloat16": identity(model, dtype="bfloat16"),
         "operations: ": identity(model, eager=True),

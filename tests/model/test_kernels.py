@@ -14,7 +14,8 @@ from tree_rows import TreeRows, shifted
 
 from pilotfish.model.attention import Scoring, TreeAttention, dense_tree_attention
 from pilotfish.model.cpu.native_modules import PackedGatedMLP, PackedLinear, PackedWeight, native_tree_attention
-from pilotfish.model.loading.quantize import quantize
+from pilotfish.model.grouped import GroupedLinear
+from pilotfish.model.loading.quantize import quantize, rounded
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = [(1, 1), (31, 7), (32, 256), (33, 257), (100, 300), (200, 64), (513, 600), (40, 5001)]  # outputs, inputs
@@ -40,21 +41,19 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 
 def linear_of(outputs: int, inputs: int, dtype: torch.dtype, *, int8: bool, bias: bool = False) -> torch.nn.Linear:
-    """Random weights, of another magnitude for each output; rounded by torchao, or not."""
+    """Random weights, of another magnitude for each output; rounded, or not."""
     torch.manual_seed(outputs + inputs)
     module = torch.nn.Linear(inputs, outputs, bias=bias)
     with torch.no_grad():
         module.weight *= torch.logspace(-2, 2, outputs)[:, None]
     module = module.to(dtype).requires_grad_(False)
-    if int8:
-        quantize(module, "int8")
-    return module
+    return GroupedLinear(rounded(module.weight, torch.int8), module.bias) if int8 else module
 
 
 def exact_weight(module: torch.nn.Linear) -> torch.Tensor:
     """float64 [outputs, inputs]."""
     weight: Any = module.weight
-    return weight.qdata.double() * weight.scale.double().view(-1, 1) if hasattr(weight, "qdata") else weight.double()
+    return weight.codes.double() * weight.scales.double() if hasattr(weight, "codes") else weight.double()
 
 
 @pytest.mark.parametrize("int8", [False, True])

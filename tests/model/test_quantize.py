@@ -1,18 +1,14 @@
-"""Quantized weights: what torchao makes of them, what the kernels compute from them, and what is refused."""
+"""Quantized weights: how they are rounded, what the kernels compute from them, and what is refused."""
 
 import gc
-import logging
-import subprocess
-import sys
 import weakref
 from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from sizes import in_soak, paired, sized
+from sizes import paired, sized
 from support import DENSE, MIXTURES, VOCAB, random_tree, tiny_model
 from test_kernels import exact_weight, linear_of
 from transformers import AutoModelForCausalLM
@@ -26,7 +22,7 @@ from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.fused import fused
 from pilotfish.model.kernels import replace_modules
 from pilotfish.model.loading.loader import load_model
-from pilotfish.model.loading.quantize import quantize
+from pilotfish.model.loading.quantize import quantize, rounded
 
 DTYPES = (torch.float32, torch.bfloat16)
 CPU = torch.device("cpu")
@@ -36,15 +32,16 @@ IN_WAYS = pytest.mark.parametrize(("kind", "eager"), paired(DENSE, [False, True]
 pytestmark = pytest.mark.usefixtures("kernels")
 
 
-# -- what torchao makes
+# -- how they are rounded
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_int8_weight_is_near_the_weight(dtype: torch.dtype) -> None:
-    linear = torch.nn.Linear(257, 33).to(dtype)
-    before = linear.weight.detach().double()
-    quantize(linear, "int8")
-    values, scales = linear.weight.qdata, linear.weight.scale.flatten()
+    model = torch.nn.Sequential(torch.nn.Linear(257, 33).to(dtype))
+    before = model[0].weight.detach().double()
+    quantize(model, "int8")
+    (linear,) = model
+    values, scales = linear.weight.codes, linear.weight.scales.flatten()
     assert values.dtype == torch.int8 and values.shape == (33, 257)
     assert scales.dtype == torch.float32 and scales.shape == (33,)
     error = (exact_weight(linear) - before).abs() / scales.double()[:, None]
@@ -56,7 +53,7 @@ def test_a_tied_head_is_quantized_and_the_embedding_is_not() -> None:
     before = model.get_input_embeddings().weight.detach().clone()
     quantize(model, "int8")
     assert torch.equal(model.get_input_embeddings().weight, before)
-    assert model.lm_head.weight.qdata.shape == before.shape
+    assert model.lm_head.weight.codes.shape == before.shape
 
 
 # -- the kernels
@@ -99,10 +96,8 @@ def test_logits_are_those_of_dequantized_weights(tiny_models: dict[str, Path], k
     reference = AutoModelForCausalLM.from_pretrained(tiny_models[kind], dtype=torch.float32).eval()
     for module in reference.modules():
         if isinstance(module, torch.nn.Linear):
-            copy = torch.nn.Linear(module.in_features, module.out_features, bias=False)
-            copy.weight = module.weight
-            quantize(copy, "int8")
-            module.weight = torch.nn.Parameter(exact_weight(copy).float(), requires_grad=False)
+            weight = rounded(module.weight.detach(), torch.int8).dequantized()
+            module.weight = torch.nn.Parameter(weight, requires_grad=False)
     model = load_model(tiny_models[kind], torch.float32, CPU, eager=eager, quantization="int8")
     tokens = np.random.default_rng(0).integers(0, VOCAB, 70).tolist()
     got = TorchExecutor(model, 100).forward([rows_of(tokens, EMPTY_TREE, np.arange(70))])[0]
@@ -149,15 +144,6 @@ def test_a_replaced_layer_frees_its_weight_at_once() -> None:
         gc.enable()
 
 
-def test_layers_of_one_product_have_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys have a size here that torchao leaves."""
-    model, rounded = tiny_model("llama", head_dim=24, num_attention_heads=2, num_key_value_heads=1), Mock()
-    monkeypatch.setattr("pilotfish.model.loading.quantize.load_torchao", lambda: rounded)
-    quantize(model, "fp8")
-    done, layers = [call.args[0] for call in rounded.quantize_.call_args_list], model.model.layers
-    assert not any(one.self_attn.q_proj in done for one in layers) and layers[0].self_attn.o_proj in done
-
-
 # -- what is refused
 
 
@@ -179,29 +165,3 @@ def test_fp8_needs_its_units_and_bfloat16(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     with pytest.raises(ParameterError, match=r"^quantization: 'fp8' is not allowed"):
         load_model(llama, dtype, torch.device("cuda"), eager=False, quantization="fp8")
-
-
-# -- the import
-
-
-@in_soak
-def test_torchao_waits_for_its_use_and_says_nothing(llama: Path) -> None:
-    program = f"""
-import sys, torch
-from pathlib import Path
-import pilotfish.train.pair
-from pilotfish.model.loading.loader import load_model
-load = lambda q: load_model(Path({str(llama)!r}), torch.float32, torch.device("cpu"), eager=True, quantization=q)
-load("none")
-assert not any(name.partition(".")[0] == "torchao" for name in sys.modules)
-load("int8")
-assert "torchao" in sys.modules
-"""
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_log_levels_are_as_they_were() -> None:
-    before = [logging.getLogger(name).level for name in ("torchao", "torch.utils._pytree")]
-    quantize(torch.nn.Linear(4, 4), "int8")
-    assert [logging.getLogger(name).level for name in ("torchao", "torch.utils._pytree")] == before

@@ -17,6 +17,7 @@ from pilotfish.model.cuda.products import BLOCK_K, FEW, InvariantLinear, Ordered
 from pilotfish.model.experts import Affine
 from pilotfish.model.kernels import JoinedLinear, Kernels, RMSNorm
 from pilotfish.model.kv_planes import FP8_CAPABILITY
+from pilotfish.model.loading.quantize import rounded
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KERNELS, REFERENCE = CUDAKernels(DEVICE), Kernels(DEVICE)
@@ -30,20 +31,6 @@ ROWS = (1, 40, FEW + 1, 150)
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
-
-
-class Rounded:
-    """As a weight of torchao."""
-
-    def __init__(self, weight: torch.Tensor, dtype: torch.dtype) -> None:
-        most = 127.0 if dtype == torch.int8 else 448.0
-        self.scale = weight.float().abs().amax(dim=1, keepdim=True) / most
-        values = weight.float() / self.scale
-        self.qdata = (values.round() if dtype == torch.int8 else values).to(dtype)
-        self.shape = weight.shape
-
-    def widened(self) -> torch.Tensor:
-        return self.qdata.float() * self.scale
 
 
 def check(got: torch.Tensor, expected: torch.Tensor) -> None:
@@ -63,12 +50,12 @@ def test_it_is_the_product(shape: tuple[int, int], case: tuple[int, torch.dtype]
 @pytest.mark.parametrize("stored", [torch.int8, *([torch.float8_e4m3fn] if HAS_FP8 else ())], ids=str)
 def test_weights_of_8_bits(stored: torch.dtype, rows: int) -> None:
     """Beside e4m3 rows have 8 bits too."""
-    weight, bias = Rounded(normal(48, 272), stored), normal(48, dtype=torch.bfloat16)
+    weight, bias = rounded(normal(48, 272), stored), normal(48, dtype=torch.bfloat16)
     x = normal(rows, 272, dtype=torch.bfloat16, seed=1)
     got = InvariantLinear(Affine(weight, bias), Affine(weight, bias))(x)  # type: ignore[arg-type]
     codes, scales = quantized(x)  # which the interpreter rounds wrong below powers of two
     given = x.float() if stored == torch.int8 else codes.float() * scales[:, None]
-    expected = torch.nn.functional.linear(given, weight.widened(), bias.float())
+    expected = torch.nn.functional.linear(given, weight.dequantized(), bias.float())
     check(got, torch.cat((expected, expected), dim=1).bfloat16())
 
 

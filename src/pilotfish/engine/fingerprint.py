@@ -77,11 +77,11 @@ def output_facts(config: EngineConfig, executor: TorchExecutor, tokenizer: Any) 
 
 
 def kv_facts(config: EngineConfig, executor: TorchExecutor) -> dict[str, str]:
-    model, kind = executor.model, config.quantization
+    model = executor.model
     return {
         "model": _model(model.config.to_dict()),
         "dtype": _name(model.dtype),
-        "quantization": kind if kind == "none" else f"{kind} of torchao {metadata.version('torchao')}",
+        "quantization": config.quantization,
         "kv_dtype": _name(model.kv_dtype),
         "operations": _operations(config, executor),
         "ranks": str(config.tensor_parallel),

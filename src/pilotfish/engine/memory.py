@@ -18,7 +18,6 @@ from pilotfish.model.loading.footprint import Footprint, footprint
 from pilotfish.model.loading.loader import LoadedModel, load_model
 from pilotfish.model.loading.metadata import one_line
 from pilotfish.model.loading.precision import Precision, precision_of
-from pilotfish.model.loading.quantize import load_torchao
 
 #: The fewest KV slots that are worth a start.
 MIN_SLOTS = 256
@@ -113,8 +112,6 @@ def _without_slots(config: EngineConfig, segments: int, head: ConfiguredHead | N
     def of(directory: Path, max_model_len: int = 0, ranks: int = 1) -> Footprint:
         return footprint(directory, **_configured(config, directory), max_model_len=max_model_len, ranks=ranks)
 
-    if config.quantization != "none":
-        load_torchao()  # before the runtime is measured
     runtime = status_bytes(Path("/proc/self/status"), "RssAnon") if device.type == "cpu" else 0
     host = round(config.kv_host_memory * GIB) + segments if device.type == "cpu" else 0
     limit = round(config.memory * GIB) or _unlimited(config, device, runtime, host)

@@ -40,16 +40,14 @@ class PackedWeight:
     @classmethod
     def of(cls, *weights: Any) -> PackedWeight:
         size = weights[0].dtype, weights[0].shape[1], sum(map(len, weights))
-        if isinstance(weights[0], GroupedWeight):
-            one = joined(weights)
-            offsets = None if one.offsets is None else in_panels(one.offsets)
-            return cls(*size, pack_codes(one), in_panels(one.scales), offsets, one.table)
-        values = [getattr(weight, "qdata", weight).detach() for weight in weights]
-        panels = pack_weight(torch.cat(values) if len(values) > 1 else values[0], weights[0].dtype)
-        if panels.dtype != torch.int8:
-            return cls(*size, panels)
-        scales = torch.cat([weight.scale.flatten() for weight in weights])
-        return cls(*size, panels, torch.nn.functional.pad(scales, (0, -len(scales) % PANEL)))
+        if not isinstance(weights[0], GroupedWeight):
+            return cls(*size, pack_weight(torch.cat(weights) if len(weights) > 1 else weights[0]))
+        one = joined(weights)
+        if one.codes.dtype == torch.int8 and one.scales.shape[1] == 1:
+            scales = torch.nn.functional.pad(one.scales.flatten(), (0, -len(one) % PANEL))
+            return cls(*size, pack_weight(one.codes, one.dtype), scales)
+        offsets = None if one.offsets is None else in_panels(one.offsets)
+        return cls(*size, pack_codes(one), in_panels(one.scales), offsets, one.table)
 
     @functools.cached_property
     def native(self) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
 import triton
@@ -14,6 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pilotfish.model.cuda.triton_kernels.products import few_rows, join_parts, many_rows, quantize_rows
 from pilotfish.model.experts import Affine
+from pilotfish.model.grouped import GroupedWeight
 
 #: Programs that keep every multiprocessor of the largest cards reading weights.
 PROGRAMS = 256
@@ -40,9 +41,9 @@ class OrderedWeight:
     scales: Tensor | None
 
     @classmethod
-    def of(cls, *weights: Tensor) -> OrderedWeight:
-        values = [getattr(weight, "qdata", weight) for weight in weights]
-        scales = [cast(Any, weight).scale.flatten().float() for weight in weights if hasattr(weight, "qdata")]
+    def of(cls, *weights: Any) -> OrderedWeight:
+        values = [getattr(weight, "codes", weight) for weight in weights]
+        scales = [weight.scales.flatten() for weight in weights if isinstance(weight, GroupedWeight)]
         joined = torch.cat(values) if len(values) > 1 else values[0].contiguous()
         return cls(joined, torch.cat(scales) if scales else None)
 

@@ -16,8 +16,8 @@ from pilotfish.model.loading.configuration import ARCHITECTURES, load_config
 from pilotfish.model.loading.packed import packed_bytes
 from pilotfish.model.loading.shards import Shard, part_config, refuse_indivisible
 
-#: Bytes per weight of the layer that torchao quantizes: its own, and copies in float32.
-_QUANTIZING = 14
+#: Bytes per weight of the layer that is quantized: its codes, and copies in float32.
+_QUANTIZING = 13
 #: Bytes per logit in sampling: its float32, and float64 scores before and after the filters.
 _SAMPLING = 4 + 8 + 8
 #: More of recorded forwards: what a graph writes, and the next forward's in float32.

@@ -19,7 +19,7 @@ from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.loading.footprint import scored_cost
 from pilotfish.model.loading.metadata import GenerationConfig, one_line, quiet, read_generation_config
 from pilotfish.model.loading.packed import dequantize, load_packed
-from pilotfish.model.loading.quantize import check_quantization, quantize, refuse_twice
+from pilotfish.model.loading.quantize import check_quantization, quantize
 from pilotfish.model.loading.shards import load_shard, part_config, refuse_indivisible
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -70,12 +70,10 @@ def load_model(
     module = module.to(device).eval().requires_grad_(False)
     cost = scored_cost(module, config)
     refuse_non_finite(module, directory)
-    if config.packed:
-        refuse_twice(quantization, config.packed)
-    else:
+    if not config.packed:
         _refuse_untied(module, config, directory)
     if quantization != "none":
-        quantize(module, quantization)
+        quantize(module, quantization, config.packed)
     module = kernels.replace(module, config.context, alone=group is None)
     if group is not None:
         join_ranks(module, config, group)

@@ -1,16 +1,17 @@
-"""Quantization by torchao. The C++ kernels take its int8 values (`PackedWeight`) and multiply by themselves."""
+"""Weights rounded to 8 bits when a model is loaded: a scale for each output."""
 
-import logging
-import warnings
-from typing import Any, Literal
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from pilotfish.config.fields import Quantization
 from pilotfish.errors import ParameterError
 from pilotfish.model.experts import stacked_experts
+from pilotfish.model.grouped import GroupedLinear, GroupedWeight
 from pilotfish.model.kv_planes import refuse_without_fp8
-from pilotfish.model.loading.metadata import quiet
+
+_LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 def check_quantization(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> None:
@@ -22,38 +23,22 @@ def check_quantization(quantization: Quantization, dtype: torch.dtype, device: t
         raise ParameterError("quantization", quantization, f"none or int8 with {dtype}; fp8 needs torch.bfloat16")
 
 
-def refuse_twice(quantization: Quantization, packed: str) -> None:
-    if quantization != "none":
+def quantize(module: torch.nn.Module, quantization: Literal["int8", "fp8"], packed: str = "") -> None:
+    """Replaces all linear layers, one at a time; a tied head gets a weight of its own. On CUDA rows of activations meet
+    fp8 (e4m3) in fp8, each with a scale of its own. ParameterError for experts, and where weights are `packed`."""
+    if packed:
         raise ParameterError("quantization", quantization, f"none: the model's weights are in {packed}")
-
-
-def quantize(module: torch.nn.Module, quantization: Literal["int8", "fp8"]) -> None:
-    """Replaces the weights of all linear layers, in place and one at a time; a tied head gets a weight of its own. One
-    scale an output channel; fp8 (e4m3) also one a row of activations. ParameterError for experts."""
     if stacked_experts(module):
         raise ParameterError("quantization", quantization, "none for a mixture of experts")
-    ao = load_torchao()
-    config = (
-        ao.Int8WeightOnlyConfig(set_inductor_config=False)
-        if quantization == "int8"
-        else ao.Float8DynamicActivationFloat8WeightConfig(granularity=ao.PerRow(), set_inductor_config=False)
-    )
-    left = _left_by_fp8(module) if quantization == "fp8" else set()
-    for linear in module.modules():
-        if isinstance(linear, torch.nn.Linear) and linear not in left:
-            ao.quantize_(linear, config)
-            vars(linear).pop("extra_repr", None)  # a cycle that would keep the weight of a replaced layer for a while
+    kind = torch.int8 if quantization == "int8" else torch.float8_e4m3fn
+    for path, linear in list(module.named_modules()):
+        if isinstance(linear, torch.nn.Linear):
+            module.set_submodule(path, GroupedLinear(rounded(linear.weight.detach(), kind), linear.bias))
 
 
-def _left_by_fp8(module: torch.nn.Module) -> set[Any]:
-    """Of layers that one product joins all, if torchao leaves one for its size: a product's weights have one type."""
-    joined = [[getattr(one, f"{x}_proj") for x in "qkv"] for one in module.modules() if hasattr(one, "q_proj")]
-    return {x for each in joined for x in each if any(size % 16 for one in each for size in one.weight.shape)}
-
-
-def load_torchao() -> Any:
-    """Lazily: the import takes seconds and about 70 MiB, and logs much."""
-    with quiet("torchao", "torch.utils._pytree", level=logging.ERROR), warnings.catch_warnings(action="ignore"):
-        import torchao.quantization
-
-    return torchao.quantization
+def rounded(weight: Tensor, kind: torch.dtype) -> GroupedWeight:
+    """[N, K] to int8 or e4m3: the largest of an output's values becomes the largest that the type has."""
+    largest = _LARGEST[kind]
+    scales = weight.abs().amax(dim=1, keepdim=True).float().clamp(min=torch.finfo(torch.float32).tiny) / largest
+    values = (weight / scales).clamp(-largest, largest)
+    return GroupedWeight((values.round() if kind == torch.int8 else values).to(kind), scales, weight.dtype)
