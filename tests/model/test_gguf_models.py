@@ -19,11 +19,13 @@ from pilotfish.engine.engine import Engine
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model.backends import gguf_file
 from pilotfish.model.grouped import GroupedLinear
+from pilotfish.model.heads.target import TargetFacts
 from pilotfish.model.loading.footprint import footprint
 from pilotfish.model.loading.gguf_blocks import BLOCKS
 from pilotfish.model.loading.gguf_import import gguf_directory
 from pilotfish.model.loading.loader import load_model
 from pilotfish.model.loading.metadata import load_tokenizer
+from pilotfish.model.loading.packed import dequantize
 
 CPU = torch.device("cpu")
 #: Types that gguf's package can write; of the others any codes, with small factors.
@@ -193,3 +195,17 @@ def test_options_that_do_not_fit(wide: Path, tmp_path: Path, monkeypatch: pytest
         other = {"quantization_config": {"quant_method": "bitsandbytes"}}
         (directory / "config.json").write_text(json.dumps({**fields, **other}))
         load_model(directory, torch.float32, CPU, eager=True)
+
+
+def test_other_devices_and_heads_read_dequantized_weights(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = gguf_directory(write(wide, tmp_path / "model.gguf", mixed, monkeypatch))
+    module: Any = load_model(directory, torch.float32, CPU, eager=True).module
+    codes = {name: part.weight for name, part in module.named_modules() if isinstance(part, GroupedLinear)}
+    dequantize(module)
+    for name, weight in codes.items():
+        assert torch.equal(module.get_submodule(name).weight, weight.dequantized())
+    facts = TargetFacts.read(directory)
+    assert torch.equal(facts.embedding(), module.get_input_embeddings().weight)
+    assert torch.equal(facts.lm_head(), module.lm_head.weight) and len(facts.digest()) == 64
