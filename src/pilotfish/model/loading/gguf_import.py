@@ -24,7 +24,7 @@ from pilotfish.model.loading.tensors import GGUF_INDEX, GGUFTensor
 logger = logging.getLogger(__name__)
 
 #: By GGUF's names; whether rows of queries and keys lie in neighbouring pairs, and norms have one added.
-ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False, "gemma2": False, "gemma3": False}
+ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False, "gemma3": False}
 PLAIN = ("F32", "F16", "BF16")
 #: llama.cpp's name of a file of several.
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")

@@ -1,0 +1,64 @@
+"""Published models, as `pilotfish models get` has them from the package index."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import drain, make_engine, params, run
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from pilotfish.engine.pairs.published import PUBLISHED, get_published, model_directory
+
+PROMPTS = [
+    "The capital of France is",
+    "def fibonacci(n):",
+    "Once upon a time, in a land far away,",
+    "Die Hauptstadt von Deutschland",
+    "日本の首都は",
+    "1, 2, 3, 4,",
+]
+
+
+@pytest.fixture(scope="module", params=PUBLISHED)
+def name(request: pytest.FixtureRequest) -> str:
+    get_published(request.param)
+    return str(request.param)
+
+
+def library_model(file: Path) -> Any:
+    """transformers' own reading of the file, dequantized."""
+    model = (
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(file.parent, gguf_file=file.name)).float().eval()
+    )
+    tensors = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
+    model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, strict=False)
+    model.tie_weights()
+    return model
+
+
+def test_greedy_tokens_are_those_of_transformers(name: str) -> None:
+    engine, library = (
+        make_engine(model_directory("model", Path(name)), kv_slots=2048),
+        library_model(get_published(name)),
+    )
+    for prompt in PROMPTS:
+        (sample,) = engine.submit(prompt, params(temperature=0.0, max_tokens=30))
+        drain(engine)
+        ids = torch.tensor([sample.request.tokens[: sample.request.num_prompt_tokens]])
+        with torch.inference_mode():
+            expected = library.generate(ids, max_new_tokens=30, do_sample=False)[0, ids.shape[1] :]
+        assert sample.token_ids == expected.tolist(), prompt
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_speculation_changes_no_token(name: str, dtype: str) -> None:
+    directory = model_directory("model", Path(name))
+    for temperature in (0.0, 0.8):
+        asked = [params(temperature=temperature, max_tokens=40, seed=i) for i in range(len(PROMPTS))]
+        plain, speculating = (
+            run(make_engine(directory, dtype=dtype, kv_slots=2048, **options), PROMPTS, asked)
+            for options in ({}, {"mode": "sync", "drafter": "ngram", "nodes": 8})
+        )
+        assert plain == speculating
