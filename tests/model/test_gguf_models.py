@@ -26,6 +26,7 @@ from pilotfish.model.loading.gguf_import import gguf_directory
 from pilotfish.model.loading.loader import load_model
 from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.model.loading.packed import dequantize
+from pilotfish.model.loading.tensors import GGUF_INDEX
 
 CPU = torch.device("cpu")
 #: Types that gguf's package can write; of the others any codes, with small factors.
@@ -164,6 +165,12 @@ def test_files_of_several(wide: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         gguf_directory(first)
 
 
+def rotated(file: bytes, count: int) -> bytes:
+    """With so many dimensions of a head rotated."""
+    at = file.index(b"llama.rope.dimension_count") + len(b"llama.rope.dimension_count") + 4
+    return file[:at] + count.to_bytes(4, "little") + file[at + 4 :]
+
+
 def test_what_cannot_be_served_is_one_line(wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(wide, tmp_path / "model.gguf", lambda _: "Q8_0", monkeypatch)
     whole = file.read_bytes()
@@ -180,6 +187,7 @@ def test_what_cannot_be_served_is_one_line(wide: Path, tmp_path: Path, monkeypat
     refused("cannot be read as GGUF", whole[:100])
     refused("general.architecture: 'lmama'; supported are llama", whole.replace(b"llama", b"lmama", 1))
     refused("no tokenizer", whole.replace(b"tokenizer.ggml.tokens", b"tokenizer.ggml.takens"))
+    refused("llama.rope.dimension_count: 64 is not supported, only 32", rotated(whole, 64))
     refused("lacks tensor blk.1.ffn_up.weight", whole.replace(b"blk.1.ffn_up.weight", b"blk.9.ffn_up.weight"))
 
 
@@ -191,6 +199,9 @@ def test_options_that_do_not_fit(wide: Path, tmp_path: Path, monkeypatch: pytest
         footprint(directory, torch.float32, CPU, eager=True, ranks=2)
     fields = json.loads((directory / "config.json").read_text())
     assert fields["quantization_config"] == {"quant_method": "gguf"}
+    (directory / GGUF_INDEX).unlink()
+    with pytest.raises(ModelError, match=r"has no gguf.json; give the GGUF file"):
+        load_model(directory, torch.float32, CPU, eager=True)
     with pytest.raises(ModelError, match="quantized by bitsandbytes; GGUF files, or float32 or bfloat16"):
         other = {"quantization_config": {"quant_method": "bitsandbytes"}}
         (directory / "config.json").write_text(json.dumps({**fields, **other}))

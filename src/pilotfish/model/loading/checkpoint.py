@@ -17,7 +17,7 @@ from transformers.modeling_utils import LoadStateDictConfig, LoadStateDictInfo, 
 
 from pilotfish.errors import ModelError
 from pilotfish.model.loading.metadata import one_line, quiet
-from pilotfish.model.loading.tensors import weight_files
+from pilotfish.model.loading.tensors import GGUF_INDEX, gguf_index, weight_files
 
 #: Dtypes of weights that can be served.
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -39,8 +39,10 @@ def read_headers(files: Sequence[Path]) -> Headers:
 def check_weights(directory: Path, config: Any) -> None:
     """ModelError, naming the first tensor, unless the files hold exactly what the architecture needs. Loads no
     values."""
+    if config.packed and not gguf_index(directory):
+        raise ModelError(f"model: {directory} has no {GGUF_INDEX}; give the GGUF file")
     if config.packed:
-        return  # whoever made the directory has compared them
+        return  # what made the directory has compared them
     headers = read_headers(weight_files(directory))
     _refuse_expert_gaps(directory, headers, config)
     info, ignored = _load_without_values(headers, config)

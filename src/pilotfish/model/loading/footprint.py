@@ -57,15 +57,14 @@ def footprint(
     inner = max(map(len, inner_linears))
     whole_decoder = packed or (device.type == "cuda" and not eager)
     plain = whole_decoder and ranks == 1 and ARCHITECTURES[config.architectures[0]].get("plain", False)
+    if config.packed and device.type == "cpu":
+        weights = packed_bytes(directory, module, size)
+    else:
+        weights = _weight_bytes(module, dtype, packed=packed, quantized=quantization != "none")
     angles = 2 * config.context * config.head_dim * size * plain
     return Footprint(
         parameters=sum(weight.numel() for weight in meta_module(config).parameters()),
-        weights=angles
-        + (
-            packed_bytes(directory, module, size)
-            if config.packed and device.type == "cpu"
-            else _weight_bytes(module, dtype, packed=packed, quantized=quantization != "none")
-        ),
+        weights=weights + angles,
         slot=slot_bytes(part, element_type(kv_dtype, dtype, device).itemsize),
         row=size * (8 * config.hidden_size + (1 if packed else 3) * inner + config.vocab_size)
         + (_SAMPLING + _RECORDED * (device.type == "cuda" and not eager)) * config.vocab_size

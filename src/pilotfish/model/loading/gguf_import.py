@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from pilotfish.model.loading.tensors import GGUF_INDEX, GGUFTensor
 
 logger = logging.getLogger(__name__)
 
-#: By GGUF's names; whether rows of queries and keys lie in neighbouring pairs, and norms have one added.
+#: By GGUF's names; whether llama.cpp rotates neighbours in a head, so that rows of queries and keys lie in pairs.
 ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False, "gemma3": False}
 PLAIN = ("F32", "F16", "BF16")
 #: llama.cpp's name of a file of several.
@@ -61,7 +62,8 @@ def _files(path: Path) -> list[Path]:
 def _write(files: Sequence[Path], made: Path) -> None:
     logger.info("%s: its config, tokenizer and tensors are read, once", files[0])
     readers = [_reader(file) for file in files]
-    kind = _text(readers[0], "general.architecture")
+    field = partial(_field, readers[0])
+    kind = field("general.architecture")
     if kind not in ARCHITECTURES:
         raise ModelError(f"model: {files[0]}: general.architecture: {kind!r}; supported are {', '.join(ARCHITECTURES)}")
     if "tokenizer.ggml.tokens" not in readers[0].fields:
@@ -70,9 +72,11 @@ def _write(files: Sequence[Path], made: Path) -> None:
     found = {str(tensor.name): (place, tensor) for place, one in enumerate(readers) for tensor in one.tensors}
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     config.tie_word_embeddings = "output.weight" not in found
-    config.head_dim = _number(readers[0], f"{kind}.attention.key_length") or (
-        config.hidden_size // config.num_attention_heads
-    )
+    config.head_dim = field(f"{kind}.attention.key_length") or config.hidden_size // config.num_attention_heads
+    for name, served in {"rope.scaling.type": "none", "rope.dimension_count": config.head_dim}.items():
+        if field(f"{kind}.{name}") not in (None, served):
+            given = f"{kind}.{name}: {field(f'{kind}.{name}')!r}"
+            raise ModelError(f"model: {files[0]}: {given} is not supported, only {served!r}")
     if ROPE in found:
         _stretch(config, found.pop(ROPE)[1].data, files[0])
     index = _index(found, kind, config, files)
@@ -82,12 +86,8 @@ def _write(files: Sequence[Path], made: Path) -> None:
     fields = {**config.to_dict(), "quantization_config": {"quant_method": "gguf"}}
     (made / "config.json").write_text(json.dumps(fields, indent=1, default=str))
     (made / GGUF_INDEX).write_bytes(msgspec.json.encode(index))
-    tokenizer = _transformed(AutoTokenizer, files[0])
-    tokenizer.save_pretrained(made)
-    ends = {
-        tokenizer.eos_token_id,
-        *(_number(readers[0], f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")),
-    }
+    _transformed(AutoTokenizer, files[0]).save_pretrained(made)
+    ends = {field(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")}
     generation = {"eos_token_id": sorted(ends - {None})}
     (made / "generation_config.json").write_text(json.dumps(generation))
 
@@ -109,12 +109,8 @@ def _transformed(what: Any, file: Path) -> Any:
         raise ModelError(f"model: {file}: {what.__name__.removeprefix('Auto').lower()}: {one_line(error)}") from error
 
 
-def _text(reader: Any, name: str) -> str:
-    return str(reader.fields[name].contents()) if name in reader.fields else ""
-
-
-def _number(reader: Any, name: str) -> int | None:
-    return int(reader.fields[name].contents()) if name in reader.fields else None
+def _field(reader: Any, name: str) -> Any:
+    return reader.fields[name].contents() if name in reader.fields else None
 
 
 def _stretch(config: Any, factors: Any, file: Path) -> None:
@@ -139,11 +135,12 @@ def _index(
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
     names, index = gguf.get_tensor_name_map(architecture, config.num_hidden_layers), dict[str, GGUFTensor]()
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    left = dict(found)
     for name, parameter in meta_module(config).named_parameters():
         own = str(names.get_name(name, try_suffixes=(".weight", ".bias")))
-        if own not in found:
+        if own not in left:
             raise ModelError(f"model: {files[0]} lacks tensor {own}, which its architecture needs")
-        place, tensor = found[own]
+        place, tensor = left.pop(own)
         shape, type_name = tuple(int(size) for size in reversed(tensor.shape)), str(tensor.tensor_type.name)
         if shape != parameter.shape:
             needed = f"shape {list(shape)}; {list(parameter.shape)} is needed"
@@ -154,6 +151,6 @@ def _index(
         paired = next((count for part, count in heads.items() if f".{part}." in name), 0) if ARCHITECTURES[kind] else 0
         less_one = kind.startswith("gemma") and name.endswith("norm.weight")
         index[name] = GGUFTensor(place, int(tensor.data_offset), shape, type_name, paired, less_one)
-    if other := sorted(found.keys() - {str(names.get_name(n, try_suffixes=(".weight", ".bias"))) for n in index}):
-        raise ModelError(f"model: {files[found[other[0]][0]]}: tensor {other[0]} has no place in its architecture")
+    for other, (place, _) in left.items():
+        raise ModelError(f"model: {files[place]}: tensor {other} has no place in its architecture")
     return index

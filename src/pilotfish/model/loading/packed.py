@@ -29,10 +29,6 @@ class GGUFWeights:
         tensor = self.index[name]
         return self._plain(tensor, dtype) if tensor.kind in _TYPES else self._grouped(name, tensor, dtype)
 
-    def dense(self, name: str, dtype: torch.dtype) -> Tensor:
-        found = self.read(name, dtype)
-        return found if isinstance(found, Tensor) else found.dequantized()
-
     def _plain(self, tensor: GGUFTensor, dtype: torch.dtype) -> Tensor:
         kind = _TYPES[tensor.kind]
         flat = torch.from_numpy(self._bytes(tensor, int(np.prod(tensor.shape)) * kind.itemsize)).view(kind)
@@ -56,6 +52,10 @@ class GGUFWeights:
         return found
 
 
+def dense(weight: Tensor | GroupedWeight) -> Tensor:
+    return weight if isinstance(weight, Tensor) else weight.dequantized()
+
+
 def _in_halves(rows: Tensor, heads: int) -> Tensor:
     """Of llama.cpp's order of a head's rows transformers'."""
     if not heads:
@@ -73,7 +73,7 @@ def load_packed(directory: Path, config: Any, dtype: torch.dtype) -> Any:
         if isinstance(found, GroupedWeight) and isinstance(owner, torch.nn.Linear):
             module.set_submodule(path, GroupedLinear(found, owner.bias))
         else:
-            parameter.data = found if isinstance(found, Tensor) else found.dequantized()
+            parameter.data = dense(found)
     head = weights.read(_embedding(module), dtype)
     if config.tie_word_embeddings and isinstance(head, GroupedWeight):
         module.lm_head = GroupedLinear(head)
@@ -89,10 +89,9 @@ def dequantize(module: Any) -> None:
     """For devices without products of codes."""
     for path, part in list(module.named_modules()):
         if isinstance(part, GroupedLinear):
-            dense = torch.nn.Linear(part.in_features, part.out_features, bias=False, device="meta")
-            dense.weight = torch.nn.Parameter(part.weight.dequantized(), requires_grad=False)
-            dense.bias = part.bias
-            module.set_submodule(path, dense)
+            linear = torch.nn.Linear(part.in_features, part.out_features, bias=False, device="meta")
+            linear.weight, linear.bias = torch.nn.Parameter(part.weight.dequantized(), requires_grad=False), part.bias
+            module.set_submodule(path, linear)
 
 
 def packed_bytes(directory: Path, module: Any, size: int) -> int:
