@@ -16,13 +16,13 @@ from test_gguf_blocks import random_rows
 from torch import Tensor
 
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.pairs.directories import gguf_directory
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model.backends import gguf_file
 from pilotfish.model.grouped import GroupedLinear
 from pilotfish.model.heads.target import TargetFacts
 from pilotfish.model.loading.footprint import footprint
 from pilotfish.model.loading.gguf_blocks import BLOCKS
-from pilotfish.model.loading.gguf_import import gguf_directory
 from pilotfish.model.loading.loader import load_model
 from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.model.loading.packed import dequantize
@@ -67,7 +67,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pilotfish.model.loading.gguf_import.cache_folder", partial(Path, tmp_path))
+    monkeypatch.setattr("pilotfish.engine.pairs.directories.cache_folder", partial(Path, tmp_path))
 
 
 def likeliest(engine: Engine) -> dict[int, float]:

@@ -9,7 +9,8 @@ from support import drain, make_engine, params, run
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from pilotfish.engine.pairs.published import PUBLISHED, get_published, model_directory
+from pilotfish.engine.pairs.directories import model_directory
+from pilotfish.engine.pairs.published import PUBLISHED, get_published
 
 PROMPTS = [
     "The capital of France is",

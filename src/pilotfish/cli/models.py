@@ -10,7 +10,8 @@ from pilotfish.cli.options import JsonOption
 from pilotfish.cli.show import facts_table, print_json, print_line, print_table
 from pilotfish.command import Given, taking
 from pilotfish.config.engine import EngineConfig
-from pilotfish.engine.pairs.published import PUBLISHED, get_published, model_directory
+from pilotfish.engine.pairs.directories import model_directory
+from pilotfish.engine.pairs.published import PUBLISHED, get_published
 from pilotfish.errors import ParameterError
 from pilotfish.options import pick
 

@@ -7,7 +7,7 @@ from pilotfish.command import Given
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine import pairs
-from pilotfish.engine.pairs.published import model_directory
+from pilotfish.engine.pairs.directories import model_directory
 from pilotfish.errors import InputError
 from pilotfish.options import Option, pick, unset
 

@@ -13,7 +13,7 @@ from pilotfish.command import Given, taking
 from pilotfish.config.engine import PREFILL_ROWS, EngineConfig
 from pilotfish.config.text import config_of
 from pilotfish.config.workers import GGUF, OF_PREFILLS, POOL_MODEL, DraftConfig, PrefillConfig, TargetConfig
-from pilotfish.engine.pairs.published import model_directory
+from pilotfish.engine.pairs.directories import model_directory
 from pilotfish.engine.processes.process import LOG_FORMAT, Signals, run_worker, supervised
 from pilotfish.logs import configure
 from pilotfish.options import pick

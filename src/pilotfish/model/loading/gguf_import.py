@@ -1,10 +1,8 @@
 """GGUF files as model directories: transformers' config.json and tokenizer, links to the files, and an index of their
 tensors by the names that the model's modules have."""
 
-import hashlib
 import json
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +13,6 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from pilotfish.config.cache import cache_folder, made_once
 from pilotfish.errors import ModelError
 from pilotfish.model.loading.checkpoint import meta_module
 from pilotfish.model.loading.gguf_blocks import BLOCKS
@@ -27,8 +24,6 @@ logger = logging.getLogger(__name__)
 #: By GGUF's names; whether llama.cpp rotates neighbours in a head, so that rows of queries and keys lie in pairs.
 ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False, "gemma3": False}
 PLAIN = ("F32", "F16", "BF16")
-#: llama.cpp's name of a file of several.
-SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 #: A tensor of factors by which Llama 3.1 and later stretch rotations, and what transformers calls the same.
 ROPE = "rope_freqs.weight"
 _LLAMA3 = {
@@ -40,26 +35,8 @@ _LLAMA3 = {
 _STRETCHED = (8.0, 32.0)
 
 
-def gguf_directory(path: Path) -> Path:
-    """The cached directory, made on first use. ModelError names the file, and what is wrong with it."""
-    files = _files(path)
-    told = [(str(file.resolve()), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
-    key = hashlib.sha256(repr((told, Path(__file__).read_text())).encode()).hexdigest()[:16]
-    return made_once(cache_folder("gguf-models") / key / "gguf" / path.stem, lambda made: _write(files, made))
-
-
-def _files(path: Path) -> list[Path]:
-    split = SPLIT.fullmatch(path.name)
-    count = int(split[3]) if split else 1
-    files = [path.with_name(f"{split[1]}-{i + 1:05}-of-{split[3]}.gguf") for i in range(count)] if split else [path]
-    for file in files:
-        if not file.is_file():
-            of_several = f"; {path.name} is one of {count} files" if split else ""
-            raise ModelError(f"model: {file} is not there{of_several}")
-    return files
-
-
-def _write(files: Sequence[Path], made: Path) -> None:
+def write_directory(files: Sequence[Path], made: Path) -> None:
+    """ModelError names the file, and what is wrong with it."""
     logger.info("%s: its config, tokenizer and tensors are read, once", files[0])
     readers = [_reader(file) for file in files]
     field = partial(_field, readers[0])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish.engine.pairs import published
-from pilotfish.engine.pairs.published import PublishedModel, get_published, model_directory, published_file
+from pilotfish.engine.pairs.directories import model_directory
+from pilotfish.engine.pairs.published import PUBLISHED, PublishedModel, get_published, published_file
 from pilotfish.errors import InputError, ModelError, ParameterError
 
 PARTS = [b"GGUF and", b" the rest"]
@@ -30,7 +30,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def model(monkeypatch: pytest.MonkeyPatch, packages: list[str], sha256: str) -> None:
     files = [f"half{number}/model.part" for number in range(len(packages))]
-    monkeypatch.setattr(published, "PUBLISHED", {"tiny": PublishedModel(packages, files, sha256, "tiny, 1 KiB")})
+    monkeypatch.setitem(PUBLISHED, "tiny", PublishedModel(packages, files, sha256, "tiny, 1 KiB"))
 
 
 def test_the_parts_are_put_together_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
