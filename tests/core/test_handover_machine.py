@@ -17,7 +17,7 @@ from sizes import sized
 from pilotfish.core.peers.peer import SILENCE
 from pilotfish.core.prefilling.handover import WHOLE, HandOver, HandOverReport
 from pilotfish.core.prefilling.handover_machine import GONE, OUTCOMES, HandOverMachine
-from pilotfish.core.prefilling.incoming import Incoming
+from pilotfish.core.prefilling.incoming import Incoming, Landing
 from pilotfish.core.prefilling.prefill_messages import OrderDone, OrderFailed, PrefillOrder, SegmentGone, SegmentReady
 from pilotfish.core.prefilling.prefill_pools import MAX_DOUBLINGS, MAX_FAILURES, REFUSED, PrefillPool, mismatch
 from pilotfish.core.prefilling.segments import SegmentReference, sequence_digest
@@ -205,7 +205,7 @@ seconds = st.floats(0, 100)
 def incoming(report: HandOverReport, *landings: tuple[float, float]) -> Incoming:
     handover = HandOver(range(4), np.arange(4, dtype=np.int32), report=report)
     pool = PrefillPool("east", b"0", welcome=WELCOME)
-    return Incoming(1, handover, pool, 0.0, 9.0, 1.0, landings=landings)
+    return Incoming(1, handover, pool, 0.0, 9.0, 1.0, landings=[Landing(*one) for one in landings])
 
 
 @pytest.mark.parametrize(

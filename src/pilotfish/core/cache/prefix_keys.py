@@ -8,6 +8,7 @@ Equal keys mean equal prefixes. The root covers the tenant's salt and, where KV 
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,13 +84,17 @@ class ToldPrefixes:
         self._keys.clear()
 
 
+class KnownPart(NamedTuple):
+    above: Key
+    tokens: NDArray[np.uint32]  # [OBJECT_TOKENS]
+
+
 class KnownPrefixes:
     """Tokens that targets have told, by key. When full, the target with the most loses what it used longest ago."""
 
     def __init__(self, most: int = MAX_KNOWN) -> None:
         self._most = most
-        #: By target and key: the key above, and the tokens between, [OBJECT_TOKENS].
-        self._parts: dict[Peer, OrderedDict[Key, tuple[Key, NDArray[np.uint32]]]] = {}
+        self._parts: dict[Peer, OrderedDict[Key, KnownPart]] = {}
         self._size = 0
 
     def __len__(self) -> int:
@@ -102,7 +107,7 @@ class KnownPrefixes:
         for place, key in reversed(list(enumerate(keys))):
             if key not in own:
                 part = ids[place * OBJECT_TOKENS : (place + 1) * OBJECT_TOKENS].copy()
-                own[key] = keys[place - 1] if place else root, part
+                own[key] = KnownPart(keys[place - 1] if place else root, part)
             own.move_to_end(key)
         self._size += len(own) - before
         while self._size > self._most:

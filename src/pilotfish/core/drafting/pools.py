@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 import numpy as np
 
@@ -206,6 +207,11 @@ class SessionState(Enum):
     PAUSED = auto()  # its pool was told so: the request waits without KV
 
 
+class _Opened(NamedTuple):
+    peer: Peer
+    at: float
+
+
 @dataclass
 class RemoteSession:
     number: int
@@ -224,7 +230,7 @@ class RemoteSession:
     features_sent: int = 0  # positions before this one: the pool was sent their features, or needs none
     parked: float | None = None  # since when the pool has no room for it
     verified: list[PushedNode] = field(default_factory=list)  # in the last step
-    _opened: deque[tuple[Peer, float]] = field(default_factory=lambda: deque(maxlen=64))  # where, and when
+    _opened: deque[_Opened] = field(default_factory=lambda: deque(maxlen=64))
 
     @property
     def growing(self) -> bool:
@@ -240,7 +246,7 @@ class RemoteSession:
         return OTHER if self.pool is None else self.pool.name
 
     def may_open(self, pool: DraftPool, now: float) -> bool:
-        lately = sum(peer == pool.peer and now - at < PERIOD for peer, at in self._opened)
+        lately = sum(one.peer == pool.peer and now - one.at < PERIOD for one in self._opened)
         return lately < MOST_OPENED
 
     def open_with(self, pool: DraftPool, now: float) -> None:

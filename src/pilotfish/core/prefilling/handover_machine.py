@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pilotfish.core.peers.fields import salt_digest
 from pilotfish.core.peers.peer import Dialer
 from pilotfish.core.prefilling.handover import WHOLE, HandOver
-from pilotfish.core.prefilling.incoming import Incoming
+from pilotfish.core.prefilling.incoming import Incoming, Landing
 from pilotfish.core.prefilling.prefill_choice import PrefillChoice, PrefillOption, PromptLoad
 from pilotfish.core.prefilling.prefill_messages import (
     Fetch,
@@ -190,7 +190,7 @@ class HandOverMachine(Dialer[PrefillPool]):
             return
         del incoming.awaited[work.reference.number]
         incoming.moved = now
-        incoming.landings.append((now, seconds))
+        incoming.landings.append(Landing(now, seconds))
         report.transfer += seconds
         report.size += work.reference.size
         self._send(incoming.pool, Taken(incoming.number, [work.reference.number]))

@@ -6,11 +6,17 @@ layer 1     [ in slots |                        ]     count: tokens that are in 
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pilotfish.core.prefilling.handover import HandOver
 from pilotfish.core.prefilling.prefill_messages import OrderDone
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
 from pilotfish.core.prefilling.segments import SegmentReference, sequence_digest
+
+
+class Landing(NamedTuple):
+    at: float
+    seconds: float  # of work on the segment
 
 
 @dataclass(eq=False)
@@ -28,7 +34,7 @@ class Incoming:
     complete_at: float = 0.0  # when the last of its tokens was in its slots
     segments: int = 0  # announced
     awaited: dict[int, SegmentReference] = field(default_factory=dict)  # by number: announced, not in slots
-    landings: list[tuple[float, float]] = field(default_factory=list)  # of each segment: when, and seconds of work
+    landings: list[Landing] = field(default_factory=list)
     received: set[int] = field(default_factory=set)  # of those, which were fetched
     announced: list[int] = field(init=False)  # tokens, by layer
     ready: int = 0  # tokens that were announced in every layer
@@ -63,7 +69,7 @@ class Incoming:
         """After its end: seconds of work on segments that landed before the pool computed its last row."""
         report = self.handover.report
         computed = report.began + report.queued + report.computing
-        return sum(seconds for at, seconds in self.landings if at <= computed) if report.told else 0.0
+        return sum(one.seconds for one in self.landings if one.at <= computed) if report.told else 0.0
 
     @property
     def outstanding(self) -> int:
