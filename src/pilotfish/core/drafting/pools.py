@@ -254,7 +254,7 @@ class RemoteSession:
         self.state, self.pool, self.opened = SessionState.GROWING, pool, now
         self.generation, self.pushes, self.unsent = self.generation + 1, 0, 0
         self.features_sent, self.parked = 0, None
-        self._opened.append((pool.peer, now))
+        self._opened.append(_Opened(pool.peer, now))
 
     def feedback(self, tokens: Sequence[int]) -> TreeFeedback | None:
         """The fate of its nodes in the step that commits `tokens`, or None. Ask before its copy commits them."""
