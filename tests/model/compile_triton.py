@@ -31,6 +31,7 @@ from pilotfish.model.attention import AttentionMetadata, Scoring  # noqa: E402
 from pilotfish.model.cuda import decoder, drawing, experts, norms, products, rotary, triton_attention  # noqa: E402
 from pilotfish.model.draws import Draws  # noqa: E402
 from pilotfish.model.experts import Affine  # noqa: E402
+from pilotfish.model.grouped import GroupedWeight  # noqa: E402
 from pilotfish.model.kv_planes import empty_kv  # noqa: E402
 from pilotfish.model.rules import Rules  # noqa: E402
 from pilotfish.model.sampling import COLUMNS, Filters, SampleColumns  # noqa: E402
@@ -95,7 +96,7 @@ def linear(dtype: torch.dtype, stored: torch.dtype, rows: tuple[int, ...]) -> No
     """As the queries, keys and values of an 8 B Llama, with 8 bits or a bias."""
     weight: Any = torch.zeros(6144, 4096, dtype=stored)
     if stored != dtype:
-        weight = SimpleNamespace(qdata=weight, scale=torch.ones(6144, 1))
+        weight = GroupedWeight(weight, torch.ones(6144, 1), dtype)
     layer = products.InvariantLinear(Affine(weight, torch.zeros(6144, dtype=dtype) if stored == dtype else None))
     for count in rows:
         layer(torch.zeros(count, 4096, dtype=dtype))

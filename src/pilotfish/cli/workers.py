@@ -59,7 +59,7 @@ def draft(
 
 def _configuration(draft: Path | None, pair: str | None, pool: Given, engine: Given) -> DraftConfig:
     if draft is not None and pair is None:
-        as_it_is = draft.suffix == GGUF and draft.is_file() and pool.get("backend") == "llama.cpp"
+        as_it_is = draft.suffix == GGUF and draft.is_file() and pool.get("backend", "pilotfish") != "pilotfish"
         found = draft if as_it_is else model_directory("draft", draft)
         return DraftConfig(model=EngineConfig(target=found, **engine), **pool)
     from pilotfish.model.heads.weights import is_head

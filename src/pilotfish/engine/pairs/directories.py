@@ -24,7 +24,7 @@ def model_directory(field: str, path: Path) -> Path:
             raise ParameterError(
                 field, name, f"it once `pilotfish models get {name}` has had it ({PUBLISHED[name].about})"
             )
-    if path.suffix != ".gguf":
+    if path.suffix != ".gguf" or not path.is_file():
         allowed = f"a model directory in Hugging Face format, a GGUF file, {' or '.join(PUBLISHED)}"
         raise ParameterError(field, name, allowed)
     return gguf_directory(path)
