@@ -12,7 +12,6 @@ import torch
 from rich.console import Console
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-import pilotfish.model  # noqa: F401  # keeps transformers from importing torchao
 from pilotfish.progress import PhaseProgress
 from pilotfish.train import evaluate
 from pilotfish.train.evaluate import Evaluation

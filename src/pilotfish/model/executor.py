@@ -96,7 +96,6 @@ class TorchExecutor:
 
     def launch(self, rows: Sequence[SequenceRows], sampling: Sampling) -> "LaunchedForward":
         with self._settled():
-            began = time.perf_counter()
             batches = self._drawing(self.prepare(rows), sampling)
             prepared = time.perf_counter()
             if sampling.masks is not None:
@@ -108,7 +107,7 @@ class TorchExecutor:
             start, forwarded, end = moment(), self.run(batches), moment()
             self._left = forwarded.drawn
             told = None if forwarded.drawn is None else forwarded.drawn.to("cpu", non_blocking=True)
-            return LaunchedForward(self, sampling, num_rows, forwarded, told, began, prepared, (start, end, moment()))
+            return LaunchedForward(self, sampling, num_rows, forwarded, told, prepared, (start, end, moment()))
 
     def collected(self, launched: "LaunchedForward") -> Outcome:
         with self._settled():
@@ -130,7 +129,7 @@ class TorchExecutor:
             if launched.told is not None and self.pacer is None:  # this thread may have come late
                 model, sampled = kernels.seconds(end, start), kernels.seconds(told_at, end)
             logprobs = partial(token_logprobs, forwarded.logits)
-            return Outcome(*found, logprobs, ForwardSeconds(launched.prepared - launched.began, model, sampled))
+            return Outcome(*found, logprobs, ForwardSeconds(model, sampled))
 
     @contextmanager
     def _settled(self) -> Iterator[None]:
@@ -228,7 +227,6 @@ class LaunchedForward:
     num_rows: int
     forwarded: Forwarded
     told: Tensor | None  # `forwarded.drawn`, once the last moment has come
-    began: float
     prepared: float
     moments: tuple[Any, Any, Any]  # of the device: before the forward, after it, after the copy
 

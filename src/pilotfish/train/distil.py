@@ -1,7 +1,6 @@
 """`train_distil`: a language model learns any target's whole distribution. `redistil`: the present draft learns
 captured traffic; the new one is kept if the newest of it is accepted better by a margin."""
 
-import pilotfish.model  # noqa: F401  # before transformers, which it keeps from importing torchao
 
 # isort: split
 

@@ -5,8 +5,6 @@ data ─► the target's own text ─► head, on the target's hidden states ─
 
 from __future__ import annotations
 
-import pilotfish.model  # noqa: F401  # before transformers, which it keeps from importing torchao
-
 # isort: split
 
 import json

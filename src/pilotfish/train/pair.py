@@ -3,7 +3,6 @@
 sources ─► corpus ─► tokenizer ─► target ─► its own text ─► draft ─► evaluation ─► two model directories
 """
 
-import pilotfish.model  # noqa: F401  # before transformers, which it keeps from importing torchao
 
 # isort: split
 

@@ -123,7 +123,7 @@ void check_groups(Codes codes, int64_t outputs, int64_t inputs, int64_t size, bo
   }
   Weight w{packed.data(), nullptr, inputs, outputs};
   const void* factors = halves ? static_cast<const void*>(half.data()) : whole.data();
-  w.groups = {size, factors, halves ? factors : nullptr, halves, codes, table};
+  w.groups = {size, factors, halves ? factors : nullptr, halves, codes, table ? CodeTable(table) : CodeTable()};
   std::vector<double> values(outputs * inputs);
   for (int64_t n = 0; n < outputs; ++n)
     for (int64_t k = 0; k < inputs; ++k) {

@@ -148,7 +148,6 @@ NO_SAMPLING = Sampling(None, (), (), np.zeros(0, np.int64), np.zeros(0, np.int64
 class ForwardSeconds(Struct, frozen=True):
     """Seconds of a forward's parts; a pace counts as the model's."""
 
-    prepare: float = 0.0  # tensors of the rows
     model: float = 0.0
     sample: float = 0.0
 

@@ -11,7 +11,7 @@ from pilotfish.errors import ModelError, ParameterError
 #: llama.cpp's name of a file of several.
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 #: Another version of these directories has another number.
-VERSION = 1
+VERSION = 2
 
 
 def model_directory(field: str, path: Path) -> Path:

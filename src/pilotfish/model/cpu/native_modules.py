@@ -40,10 +40,12 @@ class PackedWeight:
     @classmethod
     def of(cls, *weights: Any) -> PackedWeight:
         size = weights[0].dtype, weights[0].shape[1], sum(map(len, weights))
-        if not isinstance(weights[0], GroupedWeight):
-            return cls(*size, pack_weight(torch.cat(weights) if len(weights) > 1 else weights[0]))
+        if not all(isinstance(weight, GroupedWeight) for weight in weights):
+            values = [getattr(weight, "dequantized", lambda weight=weight: weight)() for weight in weights]
+            return cls(*size, pack_weight(torch.cat(values) if len(values) > 1 else values[0]))
         one = joined(weights)
-        if one.codes.dtype == torch.int8 and one.scales.shape[1] == 1:
+        whole = one.scales.shape[1] == 1 and one.scales.dtype == torch.float32 and one.offsets is None
+        if whole and one.codes.dtype == torch.int8:
             scales = torch.nn.functional.pad(one.scales.flatten(), (0, -len(one) % PANEL))
             return cls(*size, pack_weight(one.codes, one.dtype), scales)
         offsets = None if one.offsets is None else in_panels(one.offsets)

@@ -3,14 +3,18 @@ tensors by the names that the model's modules have."""
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from tokenizers.pre_tokenizers import ByteLevel, Digits
+from tokenizers.pre_tokenizers import Sequence as Splits
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoTokenizer
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pilotfish.errors import ModelError
@@ -32,12 +36,14 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-_STRETCHED = (8.0, 32.0)
 
 
 def write_directory(files: Sequence[Path], made: Path) -> None:
     """ModelError names the file, and what is wrong with it."""
     logger.info("%s: its config, tokenizer and tensors are read, once", files[0])
+    made.mkdir()
+    for place, file in enumerate(files):
+        (made / f"{place:05}.gguf").symlink_to(file.resolve())
     readers = [_reader(file) for file in files]
     field = partial(_field, readers[0])
     kind = field("general.architecture")
@@ -45,25 +51,23 @@ def write_directory(files: Sequence[Path], made: Path) -> None:
         raise ModelError(f"model: {files[0]}: general.architecture: {kind!r}; supported are {', '.join(ARCHITECTURES)}")
     if "tokenizer.ggml.tokens" not in readers[0].fields:
         raise ModelError(f"model: {files[0]} has no tokenizer (tokenizer.ggml.tokens)")
-    config = _transformed(AutoConfig, files[0])
+    config = _transformed(AutoConfig, made, files[0])
     found = {str(tensor.name): (place, tensor) for place, one in enumerate(readers) for tensor in one.tensors}
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     config.tie_word_embeddings = "output.weight" not in found
     config.head_dim = field(f"{kind}.attention.key_length") or config.hidden_size // config.num_attention_heads
-    for name, served in {"rope.scaling.type": "none", "rope.dimension_count": config.head_dim}.items():
+    unscaled = {"rope.scaling.type": "none", "rope.scaling.factor": 1.0, "rope.scale_linear": 1.0}
+    for name, served in {**unscaled, "rope.dimension_count": config.head_dim}.items():
         if field(f"{kind}.{name}") not in (None, served):
             given = f"{kind}.{name}: {field(f'{kind}.{name}')!r}"
             raise ModelError(f"model: {files[0]}: {given} is not supported, only {served!r}")
     if ROPE in found:
         _stretch(config, found.pop(ROPE)[1].data, files[0])
     index = _index(found, kind, config, files)
-    made.mkdir()
-    for place, file in enumerate(files):
-        (made / f"{place:05}.gguf").symlink_to(file.resolve())
+    _tokenizer(made, files[0], field).save_pretrained(made)
     fields = {**config.to_dict(), "quantization_config": {"quant_method": "gguf"}}
     (made / "config.json").write_text(json.dumps(fields, indent=1, default=str))
     (made / GGUF_INDEX).write_bytes(msgspec.json.encode(index))
-    _transformed(AutoTokenizer, files[0]).save_pretrained(made)
     ends = {field(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")}
     generation = {"eos_token_id": sorted(ends - {None})}
     (made / "generation_config.json").write_text(json.dumps(generation))
@@ -78,12 +82,27 @@ def _reader(file: Path) -> Any:
         raise ModelError(f"model: {file} cannot be read as GGUF: {one_line(error)}") from error
 
 
-def _transformed(what: Any, file: Path) -> Any:
+def _transformed(what: Any, made: Path, file: Path) -> Any:
+    """Of the link, beside which lies nothing that transformers would take instead."""
     try:
         with quiet():
-            return what.from_pretrained(file.parent, gguf_file=file.name)
+            return what.from_pretrained(made, gguf_file="00000.gguf")
     except Exception as error:  # as above
         raise ModelError(f"model: {file}: {what.__name__.removeprefix('Auto').lower()}: {one_line(error)}") from error
+
+
+def _tokenizer(made: Path, file: Path, field: Callable[[str], Any]) -> Any:
+    """As llama.cpp splits texts, and begins them where the file does not say whether."""
+    tokenizer, split = _transformed(AutoTokenizer, made, file), field("tokenizer.ggml.pre")
+    backend, bos = tokenizer.backend_tokenizer, tokenizer.bos_token
+    if split == "smollm":
+        backend.pre_tokenizer = Splits([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+    elif split not in (None, "default", "gpt-2", *GGUF_PRE_TOKENIZER_SPLITS):
+        raise ModelError(f"model: {file}: tokenizer.ggml.pre: {split!r} is not known")
+    if split == "llama-bpe" and field("tokenizer.ggml.add_bos_token") is None:
+        own = [(bos, tokenizer.bos_token_id)]
+        backend.post_processor = TemplateProcessing(single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=own)
+    return tokenizer
 
 
 def _field(reader: Any, name: str) -> Any:
@@ -97,7 +116,7 @@ def _stretch(config: Any, factors: Any, file: Path) -> None:
     given = torch.from_numpy(factors.copy()).float()
     theta = config.rope_parameters["rope_theta"]
     plain = 1.0 / theta ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)
-    for factor in _STRETCHED:
+    for factor in (8.0, 32.0):
         config.rope_parameters = {**_LLAMA3, "rope_theta": theta, "factor": factor}
         if torch.allclose(plain / given, ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0], rtol=1e-4):
             return

@@ -56,9 +56,9 @@ def load_model(
 ) -> LoadedModel:
     """A whole model or, with a `group` (which need not be connected yet), this rank's shard. ModelError for a model
     that is incomplete, corrupt or not supported; ParameterError for options that the device or the model lacks."""
-    check_quantization(quantization, dtype, device)
-    kv_elements = element_type(kv_dtype, dtype, device)
     config = load_config(directory, max_model_len)
+    check_quantization(quantization, dtype, device, config.packed)
+    kv_elements = element_type(kv_dtype, dtype, device)
     generation = read_generation_config(directory, config.eos_token_id, config.vocab_size)
     kernels = kernels_of(device, config.head_dim, eager=eager)
     config._attn_implementation = "pilotfish"
@@ -73,7 +73,7 @@ def load_model(
     if not config.packed:
         _refuse_untied(module, config, directory)
     if quantization != "none":
-        quantize(module, quantization, config.packed)
+        quantize(module, quantization)
     module = kernels.replace(module, config.context, alone=group is None)
     if group is not None:
         join_ranks(module, config, group)

@@ -26,14 +26,17 @@ class GGUFWeights:
         self._maps = [np.memmap(file, np.uint8, "r") for file in self._files]
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor | GroupedWeight:
-        tensor = self.index[name]
-        return self._plain(tensor, dtype) if tensor.kind in _TYPES else self._grouped(name, tensor, dtype)
+        if (tensor := self.index.get(name)) is None:
+            raise ModelError(f"model: {self._files[0]} lacks tensor {name}, which its config.json needs")
+        return self._plain(name, tensor, dtype) if tensor.kind in _TYPES else self._grouped(name, tensor, dtype)
 
-    def _plain(self, tensor: GGUFTensor, dtype: torch.dtype) -> Tensor:
+    def _plain(self, name: str, tensor: GGUFTensor, dtype: torch.dtype) -> Tensor:
         kind = _TYPES[tensor.kind]
         flat = torch.from_numpy(self._bytes(tensor, int(np.prod(tensor.shape)) * kind.itemsize)).view(kind)
         values = _in_halves(flat.view(tensor.shape), tensor.paired_heads)
-        return (values.float() - 1).to(dtype) if tensor.less_one else values.to(dtype)
+        values = (values.float() - 1).to(dtype) if tensor.less_one else values.to(dtype)
+        self._refuse_non_finite(name, tensor, values)
+        return values
 
     def _grouped(self, name: str, tensor: GGUFTensor, dtype: torch.dtype) -> GroupedWeight:
         outputs, inputs = tensor.shape
@@ -41,9 +44,12 @@ class GGUFWeights:
         rows = self._bytes(tensor, outputs * inputs // block.inputs * block.size).reshape(outputs, -1)
         weight = grouped_weight(tensor.kind, _in_halves(torch.from_numpy(rows), tensor.paired_heads).numpy(), dtype)
         for factors in (weight.scales, weight.offsets):
-            if factors is not None and not factors.isfinite().all():
-                raise ModelError(f"model: tensor {name} in {self._files[tensor.file]} holds NaN or infinity")
+            self._refuse_non_finite(name, tensor, factors)
         return weight
+
+    def _refuse_non_finite(self, name: str, tensor: GGUFTensor, values: Tensor | None) -> None:
+        if values is not None and not values.isfinite().all():
+            raise ModelError(f"model: tensor {name} in {self._files[tensor.file]} holds NaN or infinity")
 
     def _bytes(self, tensor: GGUFTensor, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         found = np.array(self._maps[tensor.file][tensor.offset : tensor.offset + size])
@@ -69,13 +75,14 @@ def load_packed(directory: Path, config: Any, dtype: torch.dtype) -> Any:
     module.tie_weights()
     for name, parameter in list(module.named_parameters()):
         found, path = weights.read(name, dtype), name.removesuffix(".weight")
+        if found.shape != parameter.shape:
+            raise ModelError(f"model: {directory}: config.json does not fit tensor {name} {list(found.shape)}")
         owner = module.get_submodule(path) if path != name else None
         if isinstance(found, GroupedWeight) and isinstance(owner, torch.nn.Linear):
             module.set_submodule(path, GroupedLinear(found, owner.bias))
         else:
             parameter.data = dense(found)
-    head = weights.read(_embedding(module), dtype)
-    if config.tie_word_embeddings and isinstance(head, GroupedWeight):
+    if config.tie_word_embeddings and isinstance(head := weights.read(_embedding(module), dtype), GroupedWeight):
         module.lm_head = GroupedLinear(head)
     return module
 
@@ -92,6 +99,8 @@ def dequantize(module: Any) -> None:
             linear = torch.nn.Linear(part.in_features, part.out_features, bias=False, device="meta")
             linear.weight, linear.bias = torch.nn.Parameter(part.weight.dequantized(), requires_grad=False), part.bias
             module.set_submodule(path, linear)
+    if module.config.tie_word_embeddings:
+        module.lm_head.weight = module.get_input_embeddings().weight
 
 
 def packed_bytes(directory: Path, module: Any, size: int) -> int:

@@ -14,8 +14,10 @@ from pilotfish.model.kv_planes import refuse_without_fp8
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
-def check_quantization(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> None:
-    """ParameterError if the device cannot multiply such weights."""
+def check_quantization(quantization: Quantization, dtype: torch.dtype, device: torch.device, packed: str) -> None:
+    """ParameterError if the device cannot multiply such weights, or a model's are `packed` already."""
+    if packed and quantization != "none":
+        raise ParameterError("quantization", quantization, f"none: the model's weights are in {packed}")
     if quantization != "fp8":
         return
     refuse_without_fp8("quantization", device, "none or int8")
@@ -23,11 +25,9 @@ def check_quantization(quantization: Quantization, dtype: torch.dtype, device: t
         raise ParameterError("quantization", quantization, f"none or int8 with {dtype}; fp8 needs torch.bfloat16")
 
 
-def quantize(module: torch.nn.Module, quantization: Literal["int8", "fp8"], packed: str = "") -> None:
+def quantize(module: torch.nn.Module, quantization: Literal["int8", "fp8"]) -> None:
     """Replaces all linear layers, one at a time; a tied head gets a weight of its own. On CUDA rows of activations meet
-    fp8 (e4m3) in fp8, each with a scale of its own. ParameterError for experts, and where weights are `packed`."""
-    if packed:
-        raise ParameterError("quantization", quantization, f"none: the model's weights are in {packed}")
+    fp8 (e4m3) in fp8, each with a scale of its own. ParameterError for experts."""
     if stacked_experts(module):
         raise ParameterError("quantization", quantization, "none for a mixture of experts")
     kind = torch.int8 if quantization == "int8" else torch.float8_e4m3fn

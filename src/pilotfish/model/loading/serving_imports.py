@@ -11,8 +11,6 @@ from typing import Any
 
 import torch.distributed
 
-import pilotfish.model  # noqa: F401  # hides torchao before transformers looks for it
-
 logger = logging.getLogger(__name__)
 
 #: Imported while the stand-ins are there: everything that any architecture needs.

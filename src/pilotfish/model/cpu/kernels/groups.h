@@ -43,8 +43,8 @@ inline Vec floats_of(const Float8* p) {
 
 // What the 16 codes of 4 bits stand for.
 struct CodeTable {
-  const float* values;
-  bool counts;  // whether each is one more than the one before
+  std::array<float, 16> values{};
+  bool counts = true;  // whether each is one more than the one before
 #if defined(__AVX512F__)
   __m512 floats;
 #endif
@@ -52,11 +52,12 @@ struct CodeTable {
   __m512i pairs;  // as bfloat16, twice: a code's higher bits do not matter
 #endif
 
-  explicit CodeTable(const float* values) : values(values), counts(true) {
-    if (!values) return;
+  CodeTable() = default;
+  explicit CodeTable(const float* given) {
+    std::copy_n(given, 16, values.begin());
     for (int i = 1; i < 16; ++i) counts &= values[i] == values[0] + i;
 #if defined(__AVX512F__)
-    floats = _mm512_loadu_ps(values);
+    floats = _mm512_loadu_ps(values.data());
 #endif
 #if defined(__AVX512BF16__)
     BFloat16 twice[32];
@@ -87,7 +88,7 @@ struct Groups {
   const void* offsets = nullptr;  // as the scales; null: none
   bool halves = false;            // whether they are float16
   Codes codes = Codes::kInt8;
-  const float* table = nullptr;  // [16], of codes of 4 bits
+  CodeTable table = {};  // of codes of 4 bits
 
   Vec of(const void* factors, int64_t index) const {
     return halves ? load_floats(static_cast<const Half*>(factors) + index) : load(static_cast<const float*>(factors) + index);

@@ -231,7 +231,7 @@ struct Weight {
 // Adds groups [first, end) of Vectors * kLanes outputs of a panel, from output `part` on, to acc [Rows, kPanel]. `sums` of
 // a row's inputs in each group lie num_groups() apart.
 template <typename T, int Rows, int Vectors>
-void multiply_groups(const Weight& w, const CodeTable& table, int64_t panel, int part, int64_t first, int64_t end,
+void multiply_groups(const Weight& w, int64_t panel, int part, int64_t first, int64_t end,
                      const InputRows<typename Step<T>::Input>& in, const float* sums, float* acc) {
   constexpr int64_t kDepth = Step<T>::kDepth, kStep = kPanel * kDepth;
   const Groups& groups = w.groups;
@@ -246,7 +246,7 @@ void multiply_groups(const Weight& w, const CodeTable& table, int64_t panel, int
         Words loaded[Vectors];
         for (int v = 0; v < Vectors; ++v) loaded[v] = *reinterpret_cast<const Words*>(words + v * kLanes);
 #pragma GCC unroll 8
-        for (int step = 0; step < 8 / kDepth; ++step) add_nibbles<T, 0>(sum, loaded, step, table, in, k + i + step);
+        for (int step = 0; step < 8 / kDepth; ++step) add_nibbles<T, 0>(sum, loaded, step, groups.table, in, k + i + step);
       }
     } else {
       const int8_t* bytes = static_cast<const int8_t*>(w.panels) + (panel * w.inputs / kDepth + k) * kStep + part * kDepth;
@@ -270,15 +270,15 @@ void multiply_groups(const Weight& w, const CodeTable& table, int64_t panel, int
 }
 
 template <typename T, int Rows = kMaxTile>
-void multiply_grouped(int64_t rows, const Weight& w, const CodeTable& table, int64_t panel, int64_t first, int64_t end,
+void multiply_grouped(int64_t rows, const Weight& w, int64_t panel, int64_t first, int64_t end,
                       const InputRows<typename Step<T>::Input>& in, const float* sums, float* acc) {
   constexpr int kVectors = tile_vectors(Rows);
   if (rows == Rows) {
     for (int part = 0; part < kPanel; part += kVectors * kLanes)
-      multiply_groups<T, Rows, kVectors>(w, table, panel, part, first, end, in, sums, acc);
+      multiply_groups<T, Rows, kVectors>(w, panel, part, first, end, in, sums, acc);
     return;
   }
-  if constexpr (Rows > 1) multiply_grouped<T, Rows - 1>(rows, w, table, panel, first, end, in, sums, acc);
+  if constexpr (Rows > 1) multiply_grouped<T, Rows - 1>(rows, w, panel, first, end, in, sums, acc);
 }
 
 struct Tile {
@@ -296,23 +296,19 @@ inline std::vector<Tile> tiles_of(int64_t rows, int64_t most) {
   return tiles;
 }
 
-template <typename Tag>
 struct GroupSums {};
 
 // Rows of inputs in tiles, [tiles, steps, rows of the tile], in scratch memory of the thread that makes it.
 template <typename Tag, typename T>
 struct Inputs {
   using Input = typename Step<T>::Input;
-  static constexpr int64_t kLeastGroup = 8;
-
   std::vector<Tile> tiles;
   int64_t rows, depth, steps;
   Input* packed;
-  float* sums;  // [rows, groups], by `sum_groups`
 
   Inputs(int64_t rows, int64_t depth)
       : tiles(tiles_of(rows, Step<T>::kTiled ? 1 : kMaxTile)), rows(rows), depth(depth), steps(steps_of<T>(depth)),
-        packed(scratch<Tag, Input>(rows * steps)), sums(scratch<GroupSums<Tag>, float>(rows * (depth / kLeastGroup))) {}
+        packed(scratch<Tag, Input>(rows * steps)) {}
 
   // x [rows, depth].
   void pack(Member& member, const T* x) {
@@ -335,25 +331,27 @@ struct Inputs {
     pack_row(*tile, row - tile->first, first / Step<T>::kDepth, count / Step<T>::kDepth, x);
   }
 
-  // Sums a row's inputs in each group, where offsets multiply them.
-  void sum_groups(Member& member, const Weight& w) const {
-    if (!w.groups.offsets) return;
+  // Sums of the rows' inputs in each group [rows, groups], where offsets multiply them. Each thread has its own: to wait
+  // for another's takes longer. Until it sums for another weight.
+  const float* group_sums(const Weight& w) const {
+    if (!w.groups.offsets) return nullptr;
     const int64_t groups = w.num_groups(), group_steps = w.groups.size / Step<T>::kDepth;
-    member.for_each(tiles.size(), [&](int64_t i) {
-      for (int64_t r = 0; r < tiles[i].rows; ++r)
+    float* sums = scratch<GroupSums, float>(rows * groups);
+    for (const Tile& tile : tiles)
+      for (int64_t r = 0; r < tile.rows; ++r)
         for (int64_t g = 0; g < groups; ++g) {
-          const Input* x = packed + tiles[i].first * steps + g * group_steps * tiles[i].rows + r;
+          const Input* x = packed + tile.first * steps + g * group_steps * tile.rows + r;
           std::array<float, 4> parts{};
-          for (int64_t k = 0; k < group_steps; ++k) parts[k % 4] += Step<T>::sum(x[k * tiles[i].rows]);
-          sums[(tiles[i].first + r) * groups + g] = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+          for (int64_t k = 0; k < group_steps; ++k) parts[k % 4] += Step<T>::sum(x[k * tile.rows]);
+          sums[(tile.first + r) * groups + g] = (parts[0] + parts[1]) + (parts[2] + parts[3]);
         }
-    });
+    return sums;
   }
 
   // Sums of panels [first, first + count) of w into acc [count, rows, kPanel], times their scales.
-  void multiply_panels(const Weight& w, int64_t first, int64_t count, float* acc) const {
+  void multiply_panels(const Weight& w, int64_t first, int64_t count, const float* sums, float* acc) const {
     std::fill(acc, acc + count * rows * kPanel, 0.0f);
-    if (w.groups.size) return add_groups(w, first, count, acc);
+    if (w.groups.size) return add_groups(w, first, count, sums, acc);
     if (!w.scales) return add_panels(static_cast<const T*>(w.panels), first, count, acc);
     add_panels(static_cast<const int8_t*>(w.panels), first, count, acc);
     for (int64_t p = 0; p < count; ++p)
@@ -364,8 +362,7 @@ struct Inputs {
         }
   }
 
-  void add_groups(const Weight& w, int64_t first, int64_t count, float* acc) const {
-    const CodeTable table(w.groups.table);
+  void add_groups(const Weight& w, int64_t first, int64_t count, const float* sums, float* acc) const {
     const int64_t groups = w.num_groups(), chunk = std::max<int64_t>(kChunkSteps / w.groups.size, 1);
     const std::vector<Tile> blocks = Step<T>::kTiled ? tiles_of(rows, kMaxTile) : tiles;
     for (int64_t g = 0; g < groups; g += chunk)
@@ -373,8 +370,8 @@ struct Inputs {
         for (const Tile& block : blocks) {
           const Input* x = packed + block.first * steps;
           const InputRows<Input> in = Step<T>::kTiled ? InputRows<Input>{x, steps, 1} : InputRows<Input>{x, 1, block.rows};
-          multiply_grouped<T>(block.rows, w, table, first + p, g, std::min(g + chunk, groups), in,
-                              sums + block.first * groups, acc + (p * rows + block.first) * kPanel);
+          multiply_grouped<T>(block.rows, w, first + p, g, std::min(g + chunk, groups), in,
+                              sums ? sums + block.first * groups : nullptr, acc + (p * rows + block.first) * kPanel);
         }
   }
 
@@ -419,9 +416,9 @@ struct Sums {};
 // one. Y is T, or float for rounded values as float32.
 template <typename T, typename Tag, typename Y>
 void multiply_all(Member& member, const Inputs<Tag, T>& in, const Weight& w, const T* bias, Y* y) {
-  in.sum_groups(member, w);
+  const float* sums = in.group_sums(w);
   const auto compute = [&](int64_t first, int64_t count) {
-    in.multiply_panels(w, first, count, scratch<Sums, float>(count * in.rows * kPanel));
+    in.multiply_panels(w, first, count, sums, scratch<Sums, float>(count * in.rows * kPanel));
   };
   const auto publish = [&](int64_t first, int64_t count) {
     const float* acc = scratch<Sums, float>(count * in.rows * kPanel);
@@ -441,12 +438,12 @@ void multiply_all(Member& member, const Inputs<Tag, T>& in, const Weight& w, con
 template <typename T>
 void gate_all(Member& member, const Inputs<Rows, T>& in, const Weight& gate, const Weight& up, Inputs<Inner, T>& inner) {
   constexpr int64_t kSteps = kPanel / Step<T>::kDepth;
-  in.sum_groups(member, gate.groups.offsets ? gate : up);  // one size of groups for both
+  const float* sums = in.group_sums(gate.groups.offsets ? gate : up);  // one size of groups for both
   const auto compute = [&](int64_t first, int64_t count) {
     const int64_t size = count * in.rows * kPanel;
     float *gates = scratch<Sums, float>(2 * size), *ups = gates + size;
-    in.multiply_panels(gate, first, count, gates);
-    in.multiply_panels(up, first, count, ups);
+    in.multiply_panels(gate, first, count, sums, gates);
+    in.multiply_panels(up, first, count, sums, ups);
     for (int64_t i = 0; i < size; i += kLanes) {
       const Vec z = load(gates + i);
       store(gates + i, z * sigmoid(z) * load(ups + i));

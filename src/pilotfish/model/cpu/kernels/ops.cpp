@@ -83,6 +83,7 @@ class PackedWeight : public torch::CustomClassHolder {
       if (grouped()) check_groups(Step<T>::kDepth);
       else check_whole(steps_of<T>(inputs), Step<T>::kDepth);
     });
+    if (table_) decoded_ = CodeTable(data<float>(table_));
   }
 
   int64_t inputs() const { return inputs_; }
@@ -105,7 +106,7 @@ class PackedWeight : public torch::CustomClassHolder {
     w.groups.offsets = offsets_ ? offsets_->const_data_ptr() : nullptr;
     w.groups.halves = scales_->scalar_type() == at::kHalf;
     w.groups.codes = table_ ? Codes::kNibbles : panels_.scalar_type() == at::kChar ? Codes::kInt8 : Codes::kFloat8;
-    w.groups.table = data<float>(table_);
+    w.groups.table = decoded_;
     return w;
   }
 
@@ -148,6 +149,7 @@ class PackedWeight : public torch::CustomClassHolder {
 
   const Tensor panels_;
   const Scales scales_, offsets_, table_;
+  CodeTable decoded_;
   const at::ScalarType type_;
   const int64_t inputs_, outputs_;
 };
