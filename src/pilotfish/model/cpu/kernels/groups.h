@@ -28,11 +28,17 @@ struct Half {
 };
 
 inline Vec load_floats(const Half* p) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Vec>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+#elif defined(__F16C__)
+  return reinterpret_cast<Vec>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
   Halves halves;
   std::memcpy(&halves, p, sizeof(halves));
   const Words bits = __builtin_convertvector(halves, Words);
   const Vec size = reinterpret_cast<Vec>((bits & 0x7fffu) << 13) * 0x1p112f;
   return reinterpret_cast<Vec>(reinterpret_cast<Words>(size) | (bits & 0x8000u) << 16);
+#endif
 }
 
 inline Vec floats_of(const Float8* p) {

@@ -185,34 +185,39 @@ void multiply(int64_t rows, int64_t steps, const typename Step<T>::Input* x, con
   if constexpr (Rows > 1) multiply<T, W, Rows - 1>(rows, steps, x, w, acc);
 }
 
-// Rows whose inputs are at x + row * row_stride + step * step_stride.
-template <typename Input>
+// Inputs of so many rows: a tile's, [steps, Rows], or of rows that lie `steps` apart, for AMX.
+template <typename T, int Rows>
 struct InputRows {
-  const Input* x;
-  int64_t row_stride, step_stride;
+  const typename Step<T>::Input* x;
+  int64_t steps;
+
+  const typename Step<T>::Input& at(int64_t row, int64_t step) const {
+    if constexpr (Step<T>::kTiled) return x[row * steps + step];
+    else return x[step * Rows + row];
+  }
 };
 
 // Adds a group of codes of Vectors * kLanes outputs to the sums of so many rows: 8 inputs at a time.
 template <typename T, int Part, int Rows, int Vectors>
 inline void add_nibbles(Vec (&sum)[Rows][Vectors], const Words (&words)[Vectors], int step, const CodeTable& table,
-                        const InputRows<typename Step<T>::Input>& in, int64_t k) {
+                        const InputRows<T, Rows>& in, int64_t k) {
   typename Step<T>::Operand operands[Vectors];
   for (int v = 0; v < Vectors; ++v) operands[v] = Step<T>::template nibbles<Part>(words[v], step, table);
 #pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r)
     for (int v = 0; v < Vectors; ++v)
-      sum[r][v] = Step<T>::template add<Part>(sum[r][v], operands[v], in.x[r * in.row_stride + k * in.step_stride]);
+      sum[r][v] = Step<T>::template add<Part>(sum[r][v], operands[v], in.at(r, k));
   if constexpr (Part + 1 < Step<T>::kParts) add_nibbles<T, Part + 1>(sum, words, step, table, in, k);
 }
 
 template <typename T, int Part, int Rows, int Vectors, typename Byte>
-inline void add_bytes(Vec (&sum)[Rows][Vectors], const Byte* w, const InputRows<typename Step<T>::Input>& in, int64_t k) {
+inline void add_bytes(Vec (&sum)[Rows][Vectors], const Byte* w, const InputRows<T, Rows>& in, int64_t k) {
   typename Step<T>::Operand operands[Vectors];
   for (int v = 0; v < Vectors; ++v) operands[v] = Step<T>::template weights<Part>(w + v * kLanes * Step<T>::kDepth);
 #pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r)
     for (int v = 0; v < Vectors; ++v)
-      sum[r][v] = Step<T>::template add<Part>(sum[r][v], operands[v], in.x[r * in.row_stride + k * in.step_stride]);
+      sum[r][v] = Step<T>::template add<Part>(sum[r][v], operands[v], in.at(r, k));
   if constexpr (Part + 1 < Step<T>::kParts) add_bytes<T, Part + 1>(sum, w, in, k);
 }
 
@@ -232,10 +237,10 @@ struct Weight {
 // a row's inputs in each group lie num_groups() apart.
 template <typename T, int Rows, int Vectors>
 void multiply_groups(const Weight& w, int64_t panel, int part, int64_t first, int64_t end,
-                     const InputRows<typename Step<T>::Input>& in, const float* sums, float* acc) {
+                     const InputRows<T, Rows>& in, const float* sums, float* acc) {
   constexpr int64_t kDepth = Step<T>::kDepth, kStep = kPanel * kDepth;
   const Groups& groups = w.groups;
-  const int64_t steps = groups.size / kDepth;
+  const int64_t steps = groups.size / kDepth, count = w.num_groups();
   for (int64_t g = first; g < end; ++g) {
     Vec sum[Rows][Vectors] = {};
     const int64_t k = g * steps;
@@ -257,12 +262,12 @@ void multiply_groups(const Weight& w, int64_t panel, int part, int64_t first, in
       }
     }
     for (int v = 0; v < Vectors; ++v) {
-      const int64_t place = (panel * w.num_groups() + g) * kPanel + part + v * kLanes;
+      const int64_t place = (panel * count + g) * kPanel + part + v * kLanes;
       const Vec scale = groups.of(groups.scales, place), offset = groups.offsets ? groups.of(groups.offsets, place) : Vec{};
       for (int r = 0; r < Rows; ++r) {
         float* total = acc + r * kPanel + part + v * kLanes;
         Vec added = load(total) + sum[r][v] * scale;
-        if (groups.offsets) added += sums[r * w.num_groups() + g] * offset;
+        if (groups.offsets) added += sums[r * count + g] * offset;
         store(total, added);
       }
     }
@@ -271,14 +276,14 @@ void multiply_groups(const Weight& w, int64_t panel, int part, int64_t first, in
 
 template <typename T, int Rows = kMaxTile>
 void multiply_grouped(int64_t rows, const Weight& w, int64_t panel, int64_t first, int64_t end,
-                      const InputRows<typename Step<T>::Input>& in, const float* sums, float* acc) {
+                      const typename Step<T>::Input* x, int64_t steps, const float* sums, float* acc) {
   constexpr int kVectors = tile_vectors(Rows);
   if (rows == Rows) {
     for (int part = 0; part < kPanel; part += kVectors * kLanes)
-      multiply_groups<T, Rows, kVectors>(w, panel, part, first, end, in, sums, acc);
+      multiply_groups<T, Rows, kVectors>(w, panel, part, first, end, {x, steps}, sums, acc);
     return;
   }
-  if constexpr (Rows > 1) multiply_grouped<T, Rows - 1>(rows, w, panel, first, end, in, sums, acc);
+  if constexpr (Rows > 1) multiply_grouped<T, Rows - 1>(rows, w, panel, first, end, x, steps, sums, acc);
 }
 
 struct Tile {
@@ -367,12 +372,9 @@ struct Inputs {
     const std::vector<Tile> blocks = Step<T>::kTiled ? tiles_of(rows, kMaxTile) : tiles;
     for (int64_t g = 0; g < groups; g += chunk)
       for (int64_t p = 0; p < count; ++p)
-        for (const Tile& block : blocks) {
-          const Input* x = packed + block.first * steps;
-          const InputRows<Input> in = Step<T>::kTiled ? InputRows<Input>{x, steps, 1} : InputRows<Input>{x, 1, block.rows};
-          multiply_grouped<T>(block.rows, w, first + p, g, std::min(g + chunk, groups), in,
+        for (const Tile& block : blocks)
+          multiply_grouped<T>(block.rows, w, first + p, g, std::min(g + chunk, groups), packed + block.first * steps, steps,
                               sums ? sums + block.first * groups : nullptr, acc + (p * rows + block.first) * kPanel);
-        }
   }
 
   // The panels share each chunk of inputs while that is in cache.
