@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import torch.distributed
+import transformers.utils  # noqa: F401  # before the stand-ins are there
 
 logger = logging.getLogger(__name__)
 
