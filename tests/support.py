@@ -32,6 +32,7 @@ from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.engine.sample import Sample
 from pilotfish.kv.tiers import KVTiers
 from pilotfish.model.cpu.native_modules import PackedWeight
+from pilotfish.model.grouped import GroupedWeight
 from pilotfish.model.loading.loader import LoadedModel, load_model
 from pilotfish.model.sampling import SampleColumns
 from pilotfish.wire.serving import EngineRequest
@@ -177,14 +178,12 @@ def kept_bytes(module: torch.nn.Module) -> int:
     found: dict[int, int] = {}
 
     def note(value: Any) -> None:
-        if isinstance(value, PackedWeight):
-            for tensor in (value.panels, value.scales, value.offsets):
-                note(tensor)
+        if isinstance(value, PackedWeight | GroupedWeight):
+            for name, tensor in vars(value).items():
+                if name != "table":
+                    note(tensor)
         elif isinstance(value, torch.Tensor):
-            data = getattr(value, "qdata", value)
-            found[data.data_ptr()] = data.nbytes
-            if data is not value:
-                note(value.scale)
+            found[value.data_ptr()] = value.nbytes
 
     for part in module.modules():
         for tensors in (vars(part), part._parameters):

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.peers.fields import Peer, salt_digest
 from pilotfish.core.prefilling.handover import WHOLE, HandOver
-from pilotfish.core.prefilling.handover_machine import HandOverMachine, MapMemory, ReadSegment
+from pilotfish.core.prefilling.handover_machine import HandOverMachine, PoolMemory, ReadSegment
 from pilotfish.core.prefilling.incoming import Incoming
 from pilotfish.core.prefilling.prefill_machine import PrefillLimits, PrefillMachine
 from pilotfish.core.prefilling.prefill_messages import (
@@ -42,7 +42,7 @@ LAYOUT = KVLayout(LAYERS, 0, 1, [1, 1])
 IDENTITY = KVIdentity({"weights": "0a1b"}, LAYOUT)
 WELCOME = Welcome(PREFILL_VERSION, IDENTITY, "tiny", CONTEXT, bytes(MAC_KEY_BYTES), LEASE, 1 << 10)
 KEY = b"of salts"
-Work: TypeAlias = MapMemory | ReadSegment
+Work: TypeAlias = PoolMemory | ReadSegment
 
 
 def kv_of(salt: bytes | None, tokens: list[int], layer: int) -> list[int]:

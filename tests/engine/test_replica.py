@@ -115,9 +115,12 @@ def test_a_silent_target_is_no_longer_ready_and_given_up_after_a_while(replica: 
 def test_the_last_word_of_a_target_that_is_gone_is_no_news(replica: Replica) -> None:
     served(replica)
     assert replica.note_worker(KILLED) and replica.status is None and not replica.takes
-    assert replica.last == "first"
     replica.note_worker(RUNS)
     assert served(replica, "second").takes
+    fleet: Any = Mock()
+    for incarnation, news in (("second", False), ("first", False), ("third", True)):
+        Fleet._take_news(fleet, replica, incarnation)
+        assert fleet._forgotten.called is news and replica.serving is not news
 
 
 def test_one_that_drains_takes_nothing_though_nothing_hinders_it(replica: Replica) -> None:

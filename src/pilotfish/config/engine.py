@@ -77,7 +77,7 @@ class EngineConfig:
     use, within most of the memory that is available, or within `allotted` bytes where prefill workers are started
     beside the target (`host_memory.py`). `eager` runs transformers' own torch operations."""
 
-    target: Annotated[Path, option("A model directory in Hugging Face format.", names=("--target", "--model"))]
+    target: Annotated[Path, option("A model: a directory, or a GGUF file.", names=("--target", "--model"))]
     draft: Annotated[Path, option("A draft's directory, with a target.")] | None = None
     mode: Annotated[Mode, option("off, sync or async; by default as the draft allows.")] = "off"
     dtype: Annotated[DType, option("float32, bfloat16, float16 on CUDA, or auto: by the machine.")] = "auto"

@@ -90,7 +90,7 @@ def load_draft_tokenizer(draft: Path, target: Path, own: Any) -> Any:
 def model_facts(directory: Path, config: EngineConfig) -> ModelFacts:
     """InputError if the model would not run."""
     device, fields, precision = device_of(config), load_config(directory), precision_here(config, directory)
-    check_quantization(config.quantization, precision.dtype, device, fields.packed)
+    check_quantization(config.quantization, precision.dtype, device, fields.quant_method)
     check_weights(directory, fields)
     files = weight_files(directory)
     generation = read_generation_config(directory, fields.eos_token_id, fields.vocab_size)

@@ -50,7 +50,7 @@ from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.feature_tap import FeatureTap
 from pilotfish.model.heads.parts import feature_tap
 from pilotfish.model.heads.spec import HeadFiles
-from pilotfish.model.kv_copy import copier_of, layout_of
+from pilotfish.model.kv_copy import copier_of
 from pilotfish.model.loading.configuration import common_window
 from pilotfish.model.loading.loader import LoadedModel
 from pilotfish.model.loading.metadata import load_tokenizer
@@ -205,7 +205,7 @@ class Engine:
             given = getattr(self.config, field)
             raise ParameterError(field, given, "none for a model whose layers all have sliding windows")
         identity, kv = partial(kv_identity, self.config, self.executor, self.tokenizer), self.executor.kv
-        return self.prefills.connect(identity, layout_of(kv), copier_of(kv).write_layers)
+        return self.prefills.connect(identity, copier_of(kv).write_layers)
 
     def _place(self) -> frozenset[int]:
         cores = self.config.core_set if self.remote is None else self.remote.cores
@@ -296,7 +296,7 @@ class Engine:
         return self._maker.check_prompt(prompt)
 
     def abort(self, sample: Sample) -> None:
-        """Between two steps. What it held is free when this returns, or when the forward that runs ahead ends."""
+        """Between two steps, or as `take_in`. What it held is free when this returns, or a forward ahead of it ends."""
         if sample.finish_reason is None:
             self.worker.abort(sample.request)
             self._finish(sample, FinishReason.ABORT)

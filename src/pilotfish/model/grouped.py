@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -61,13 +62,9 @@ class GroupedWeight:
     def widened(self, group: int) -> GroupedWeight:
         """The same values in codes of 8 bits, in groups of `group`, which divides its own. Only of whole values."""
         codes = self.codes if self.table is None else self.values().to(torch.int8)
-        scales, offsets = (_repeated(x, self.group // group) for x in (self.scales, self.offsets))
-        assert scales is not None
-        return replace(self, codes=codes, scales=scales, offsets=offsets, table=None)
-
-
-def _repeated(factors: Tensor | None, times: int) -> Tensor | None:
-    return None if factors is None else factors.repeat_interleave(times, dim=1)
+        repeated = partial(torch.repeat_interleave, repeats=self.group // group, dim=1)
+        offsets = None if self.offsets is None else repeated(self.offsets)
+        return replace(self, codes=codes, scales=repeated(self.scales), offsets=offsets, table=None)
 
 
 def joined(weights: Sequence[GroupedWeight]) -> GroupedWeight:

@@ -1,9 +1,6 @@
 """`train_distil`: a language model learns any target's whole distribution. `redistil`: the present draft learns
 captured traffic; the new one is kept if the newest of it is accepted better by a margin."""
 
-
-# isort: split
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path

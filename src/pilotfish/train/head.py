@@ -5,8 +5,6 @@ data ─► the target's own text ─► head, on the target's hidden states ─
 
 from __future__ import annotations
 
-# isort: split
-
 import json
 import shutil
 from dataclasses import dataclass

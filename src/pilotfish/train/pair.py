@@ -3,9 +3,6 @@
 sources ─► corpus ─► tokenizer ─► target ─► its own text ─► draft ─► evaluation ─► two model directories
 """
 
-
-# isort: split
-
 import json
 import platform
 from functools import partial

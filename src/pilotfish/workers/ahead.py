@@ -32,12 +32,12 @@ class AheadWorker(TargetWorker):
     waits for what the next step hangs on: commits, trees, rows.
 
     device   │ forward 1 │                  │ forward 2              │                  │ forward 3
-    host                  settle 1 · begin 2  conclude 1 · answers 1   settle 2 · begin 3  ...
+    host                  commit 1 · begin 2  conclude 1 · answers 1   commit 2 · begin 3  ...
 
     Without drafts the next forward is launched before this one's tokens are known, and the device waits for nothing.
 
     device   │ forward 1 │ forward 2           │ forward 3           │ forward 4
-    host      launch 2    settle 1 · launch 3   settle 2 · launch 4   ...
+    host      launch 2    commit 1 · launch 3   commit 2 · launch 4   ...
     """
 
     executor: LaunchingExecutor
@@ -56,7 +56,7 @@ class AheadWorker(TargetWorker):
         if self._ahead is None:
             return self._idle()
         if self._may_follow(self._ahead):
-            self.arrive()
+            self.take_in()
         launched, self._ahead = self._ahead, None
         try:
             self._ahead = self._following(launched)
@@ -70,12 +70,12 @@ class AheadWorker(TargetWorker):
         assert launched.begun is not None
         # What was done beside the step before took this one no time.
         moments = {name: max(getattr(launched.begun, name), self._ended) for name in BEGINNING}
-        settled = self.settle(replace(launched.begun, **moments), outcome)
-        if self._ahead is None and not self._is_awaited(settled.commits):
+        committed = self.commit(replace(launched.begun, **moments), outcome)
+        if self._ahead is None and not self._is_awaited(committed.commits):
             self._ahead = self._begun_and_launched()
         else:
             self.drafter.flush()
-        return self.conclude(settled)
+        return self.conclude(committed)
 
     def _tell(self) -> None:
         self.drafter.gather()

@@ -41,7 +41,7 @@ class BegunStep:
 
 
 @dataclass(frozen=True)
-class SettledStep:
+class CommittedStep:
     begun: BegunStep
     commits: list[RequestCommit]
     hits: int
@@ -69,7 +69,7 @@ class TargetWorker:
         self.drafter = GuardedDrafter(drafter, executor.vocab_size)
         self.budget = budget
         self.observe: Callable[[StepRecord], None] = lambda _: None
-        self.arrive: Callable[[], None] = lambda: None  # adds and aborts requests, right before a step is planned
+        self.take_in: Callable[[], None] = lambda: None  # adds and aborts requests, right before a step is planned
         self.last_step: StepRecord | None = None  # None: there was nothing to run
         self._speculates = True  # by the last step that sampled
         self._masks = masks
@@ -96,7 +96,7 @@ class TargetWorker:
         self.scheduler.check()
 
     def begin(self) -> BegunStep | None:
-        self.arrive()
+        self.take_in()
         began = self._clock()
         chunks = self._plan()
         if not chunks:
@@ -115,30 +115,37 @@ class TargetWorker:
         return BegunStep(step, load, limits, len(offered), late, began, planned, drafted, self._clock())
 
     def end(self, begun: BegunStep, outcome: Outcome) -> list[RequestCommit]:
-        return self.conclude(self.settle(begun, outcome))
+        return self.conclude(self.commit(begun, outcome))
 
-    def settle(self, begun: BegunStep, outcome: Outcome) -> SettledStep:
+    def commit(self, begun: BegunStep, outcome: Outcome) -> CommittedStep:
         """All that the next step hangs on; the drafter is told."""
         step, verified = begun.step, self._clock()
         computed = sum(chunk.count - 1 for chunk in step.chunks if chunk.count)
         self.scheduler.loads.computed(computed, verified - begun.scheduled)
-        commits = self._commit(begun, outcome)
+        commits = self._commits_of(begun, outcome)
         self.drafter.verified(step.requests, step.forest)
         hits = sum([self._tell_drafter(commit) for commit in commits])
         self._tell()
         before, self._ended = self._ended, self._clock()
         computed_at = max(verified - outcome.seconds.sample, begun.scheduled)
         prepared_at = max(computed_at - outcome.seconds.model, begun.scheduled)
-        return SettledStep(begun, commits, hits, before, prepared_at, computed_at, verified, self._ended)
+        return CommittedStep(begun, commits, hits, before, prepared_at, computed_at, verified, self._ended)
 
-    def conclude(self, settled: SettledStep) -> list[RequestCommit]:
-        begun, commits, drafting = settled.begun, settled.commits, settled.begun.drafted - settled.begun.planned
+    def conclude(self, done: CommittedStep) -> list[RequestCommit]:
+        begun, commits, drafting = done.begun, done.commits, done.begun.drafted - done.begun.planned
         begun_at = begun.began, begun.planned, begun.drafted, begun.scheduled
-        moments = (settled.before, *begun_at, settled.prepared, settled.computed, settled.verified, settled.ended)
-        self.last_step = StepRecord(*moments, **_counts(begun.step, commits), offered=begun.offered, hits=settled.hits)
+        moments = (
+            done.before,
+            *begun_at,
+            done.prepared,
+            done.computed,
+            done.verified,
+            done.ended,
+        )
+        self.last_step = StepRecord(*moments, **_counts(begun.step, commits), offered=begun.offered, hits=done.hits)
         self.observe(self.last_step)
-        time = StepTime(begun.load, begun.limits, drafting, settled.ended - begun.began - drafting)
-        self.budget.observe(begun.step, commits, time)
+        spent = StepTime(begun.load, begun.limits, drafting, done.ended - begun.began - drafting)
+        self.budget.observe(begun.step, commits, spent)
         return commits
 
     def _tell(self) -> None:
@@ -178,7 +185,7 @@ class TargetWorker:
         sampling, masks = step.sampling(), step.masks(self._masks, self.executor.vocab_size)
         return sampling if masks is None else replace(sampling, masks=masks)
 
-    def _commit(self, begun: BegunStep, outcome: Outcome) -> list[RequestCommit]:
+    def _commits_of(self, begun: BegunStep, outcome: Outcome) -> list[RequestCommit]:
         step = begun.step
         try:
             scoring, broken = step.scoring_rows(), set(outcome.broken)

@@ -122,8 +122,10 @@ void check_groups(Codes codes, int64_t outputs, int64_t inputs, int64_t size, bo
     whole[i] = std::ldexp(1.0f + (half[i].bits & 0x3ff) / 1024.0f, (half[i].bits >> 10 & 31) - 15) * (half[i].bits >> 15 ? -1 : 1);
   }
   Weight w{packed.data(), nullptr, inputs, outputs};
-  const void* factors = halves ? static_cast<const void*>(half.data()) : whole.data();
-  w.groups = {size, factors, halves ? factors : nullptr, halves, codes, table ? CodeTable(table) : CodeTable()};
+  std::vector<Half> half_offsets(half.rbegin(), half.rend());
+  std::vector<float> offsets(whole.rbegin(), whole.rend());
+  const auto of = [&](const auto& h, const auto& f) { return halves ? static_cast<const void*>(h.data()) : f.data(); };
+  w.groups = {size, of(half, whole), of(half_offsets, offsets), halves, codes, table ? CodeTable(table) : CodeTable()};
   std::vector<double> values(outputs * inputs);
   for (int64_t n = 0; n < outputs; ++n)
     for (int64_t k = 0; k < inputs; ++k) {
@@ -138,8 +140,8 @@ void check_groups(Codes codes, int64_t outputs, int64_t inputs, int64_t size, bo
         const double size = exponent ? std::ldexp(1 + (bits & 7) / 8.0, exponent - 7) : std::ldexp(bits & 7, -9);
         code = codes == Codes::kInt8 ? static_cast<int8_t>(bits) : bits >> 7 ? -size : size;
       }
-      const double factor = whole[(panel * groups + k / size) * kPanel + lane];
-      values[n * inputs + k] = code * factor + (halves ? factor : 0);
+      const int64_t place = (panel * groups + k / size) * kPanel + lane;
+      values[n * inputs + k] = code * double{whole[place]} + double{offsets[place]};
     }
   check_product<T>("in groups", w, values);
 }

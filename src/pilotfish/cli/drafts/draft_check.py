@@ -48,7 +48,8 @@ def draft_check(
     from pilotfish.wire.sockets import DialingChannel
 
     if listing:
-        return print_line(*(f"{name:26} {sentence}" for name, sentence in SENTENCES.items()))
+        print_line(*(f"{name:26} {sentence}" for name, sentence in SENTENCES.items()))
+        return
     if pool is None:
         raise ParameterError("pool", None, "the address that the draft listens at")
     for name in only or ():

@@ -305,9 +305,10 @@ class TargetMachine(Dialer[DraftPool]):
 
     def drain(self, pool: DraftPool, draining: bool) -> None:
         super().drain(pool, draining)
-        lost = (self.sessions[number] for number in pool.sessions) if draining else ()
-        for session in [session for session in lost if session.state is SessionState.OPENING]:
-            self._leave_pool(session)
+        own = [self.sessions[number] for number in pool.sessions] if draining else []
+        for session in own:
+            if session.state is SessionState.OPENING:
+                self._leave_pool(session)
 
     def leave(self, pool: DraftPool) -> None:
         self._remove(pool)

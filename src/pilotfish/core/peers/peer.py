@@ -240,7 +240,7 @@ class Dialer(ABC, Generic[P]):
 
     @abstractmethod
     def lost(self, pool: P, reason: str) -> None:
-        """It is not connected, which it need not be silent for."""
+        """It is not connected: nobody waits for it to be silent."""
 
     @abstractmethod
     def tick(self, now: float) -> None: ...

@@ -9,7 +9,7 @@
                                  ▼
                               settle: the first tokens that are in the slots in every layer ── Release
 
-A hand-over ends once, in `settle` or `cancel`. The machine has no socket, clock or lock: `remote_prefills.py` owns
+A hand-over ends once, in `settle` or `cancel`. The machine has no socket, clock or lock: `engine/prefills/` owns
 those and does `work`.
 """
 
@@ -61,7 +61,7 @@ _FAULTS = (FAILED, LATE, STALLED, REFUSED)
 
 
 @dataclass(frozen=True)
-class MapMemory:
+class PoolMemory:
     """Open the memory of a pool's segments, then call `opened`. Without a `welcome` unmap what was open: while mapped
     it takes room on its host, even if its owner is gone."""
 
@@ -88,7 +88,7 @@ class HandOverMachine(Dialer[PrefillPool]):
     ) -> None:
         """`greeting` may be set until the first pool joins. `least`: tokens from which on prompts are sent, or None."""
         super().__init__(pools)
-        self.work: list[MapMemory | ReadSegment] = []
+        self.work: list[PoolMemory | ReadSegment] = []
         self.settled = False  # whether a hand-over may have ended since `settle`
         self.choice = PrefillChoice(least, self._ordered)
         self.greeting, self._salt_key = greeting, salt_key
@@ -180,7 +180,7 @@ class HandOverMachine(Dialer[PrefillPool]):
 
     # -- whoever does the work
 
-    def opened(self, work: MapMemory, transport: str, now: float, *, fetches: bool) -> None:
+    def opened(self, work: PoolMemory, transport: str, now: float, *, fetches: bool) -> None:
         if work.pool.welcome is work.welcome:  # or it has begun another life meanwhile
             work.pool.serves(transport, now, fetches=fetches)
 
@@ -241,7 +241,7 @@ class HandOverMachine(Dialer[PrefillPool]):
     def _end_life(self, pool: PrefillPool) -> None:
         for incoming in self.at(pool):
             self._stop(incoming, GONE)
-        self.work.append(MapMemory(pool))
+        self.work.append(PoolMemory(pool))
 
     def malformed(self, pool: PrefillPool, reason: str, now: float) -> None:
         pool.drops.add("malformed", 1, now, reason)
@@ -271,7 +271,7 @@ class HandOverMachine(Dialer[PrefillPool]):
             pool.refuses(reason, now)
             return
         pool.begins_life(welcome)
-        self.work.append(MapMemory(pool, welcome))
+        self.work.append(PoolMemory(pool, welcome))
 
     def _announced(self, incoming: Incoming, reference: SegmentReference, now: float) -> None:
         pool = incoming.pool

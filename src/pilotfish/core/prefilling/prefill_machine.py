@@ -5,7 +5,7 @@
                      the caller exports it: segment_ready ──► SegmentReady, and after the last one OrderDone
     Fetch ──► SegmentBytes, once                Taken, Release, the end of a lease ──► places are free
 
-The machine has no model, socket or clock: `prefill/` owns those.
+The machine has no model, socket or clock: `workers/` owns those.
 """
 
 import logging

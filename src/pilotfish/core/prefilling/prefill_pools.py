@@ -35,7 +35,7 @@ REFUSED = {
     "out_of_range": "references to places that it does not have",
     "stale": "references to places that were freed",
     "content": "segments that came damaged",
-    "layout": "segments of a layout that cannot be converted",
+    "layout": "segments of another layout than it told of",
     "late": "segments that could not be read in time",
     "gone": "segments that it did not have",
     "orders": "orders that it could not carry out",

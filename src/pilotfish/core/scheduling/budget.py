@@ -33,8 +33,8 @@ class StepLoad:
 class StepTime:
     load: StepLoad
     limits: DraftLimits
-    drafting: float
-    rest: float
+    drafting: float  # seconds
+    rest: float  # until the drafter was told of the commits
 
 
 class Budget(Protocol):

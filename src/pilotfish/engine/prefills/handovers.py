@@ -21,12 +21,11 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.handover import HandOver
-from pilotfish.core.prefilling.handover_machine import HandOverMachine, MapMemory, ReadSegment
+from pilotfish.core.prefilling.handover_machine import HandOverMachine, PoolMemory, ReadSegment
 from pilotfish.core.prefilling.incoming import Incoming
 from pilotfish.core.prefilling.prefill_choice import PrefillOption
 from pilotfish.core.prefilling.prefill_messages import Welcome
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
-from pilotfish.core.prefilling.segments import KVLayout
 from pilotfish.engine.pools.pool_members import PoolUser
 from pilotfish.errors import SegmentError, WireError
 from pilotfish.kv.arena import Bytes
@@ -65,14 +64,13 @@ class HandOvers(PoolUser[PrefillPool]):
         self,
         machine: HandOverMachine,
         write: WriteLayers,
-        layout: KVLayout,
         post: Callable[..., None],
         problem: Callable[[Peer], str | None] = lambda _: None,
         transports: Sequence[str] = EngineConfig.prefill_transports,
     ) -> None:
         """`transports`: ways to read a pool's memory, the best first; without any, segments are fetched."""
         super().__init__(machine, post, problem, time.perf_counter)
-        self._write, self._layout, self._transports = write, layout, transports
+        self._write, self._transports = write, transports
         self._locks: dict[Incoming, threading.Lock] = {}  # of the hand-overs under way: around their slots
         self._event = threading.Event()  # a hand-over may have ended
         self._option: PrefillOption | None = None  # what `worth_sending` found
@@ -148,7 +146,7 @@ class HandOvers(PoolUser[PrefillPool]):
 
     # -- a pool's thread
 
-    def _do(self, source: Source, work: MapMemory | ReadSegment) -> None:
+    def _do(self, source: Source, work: PoolMemory | ReadSegment) -> None:
         if isinstance(work, ReadSegment):
             self._read(source, work)
         elif work.welcome is None:
@@ -156,7 +154,7 @@ class HandOvers(PoolUser[PrefillPool]):
         else:
             self._open(source, work, work.welcome)
 
-    def _open(self, source: Source, work: MapMemory, welcome: Welcome) -> None:
+    def _open(self, source: Source, work: PoolMemory, welcome: Welcome) -> None:
         source.reader = reader = open_memory(welcome, self._transports)
         with self._turn() as now:
             transport = work.pool.scheme if reader is None else reader.transport
@@ -182,8 +180,6 @@ class HandOvers(PoolUser[PrefillPool]):
             self.machine.landed(work, now - began, now)
 
     def _data(self, source: Source, work: ReadSegment) -> Bytes:
-        if work.incoming.layout != self._layout:
-            raise SegmentError("layout", f"KV of {work.incoming.layout} is not written as that of {self._layout}")
         if work.data is not None:
             check_content(work.reference, work.data)
             return np.frombuffer(work.data, np.uint8)

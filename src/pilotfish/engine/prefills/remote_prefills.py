@@ -8,7 +8,7 @@ from pilotfish.config.fields import least_sent, model_name
 from pilotfish.core.prefilling.handover_machine import HandOverMachine
 from pilotfish.core.prefilling.prefill_messages import PREFILL_VERSION, PrefillHello
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
-from pilotfish.core.prefilling.segments import KVIdentity, KVLayout
+from pilotfish.core.prefilling.segments import KVIdentity
 from pilotfish.engine.pools.remote_pools import RemotePools, salt_key
 from pilotfish.engine.prefills.handovers import HandOvers, WriteLayers
 from pilotfish.engine.processes.placement import split_for_prefill
@@ -32,13 +32,13 @@ class RemotePrefills(RemotePools[PrefillPool]):
             cores, workers = config.prefill_cores, config.prefill_workers
             self._start_workers(split_for_prefill(free, config.cores, cores, workers, taken))
 
-    def connect(self, identity: Callable[[], KVIdentity], layout: KVLayout, write: WriteLayers) -> HandOvers:
+    def connect(self, identity: Callable[[], KVIdentity], write: WriteLayers) -> HandOvers:
         """Returns once every pool serves, as `wait` says."""
         config = self._config
         self._make_channel(config.prefill_key, config.prefill_pool_key, TICK)
         machine = HandOverMachine(None, (), least_sent(config.prefill_threshold), salt_key(self._own))
         handovers = self.handovers = HandOvers(
-            machine, write, layout, self._thread.post, self._channel.problem, config.prefill_transports
+            machine, write, self._thread.post, self._channel.problem, config.prefill_transports
         )
         self._identity = identity
         self._open.callback(handovers.close)

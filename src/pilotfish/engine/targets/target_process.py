@@ -79,6 +79,7 @@ class TargetService:
         self._compiling: dict[RequestKey, Compiling] = {}  # requests whose grammar is not there yet
         self._stopping = False
         self._failures = 0
+        self._fault: Exception | None = None
         self._told = -STATUS  # when the last Status was sent
         self._load: ReplicaLoad | None = None  # of the last Status
         self._checked = -CHECK
@@ -86,7 +87,7 @@ class TargetService:
         self._stepped: float | None = None  # end of the last step, if no wait followed it
         self._held = HeldFollowers(engine.worker.scheduler.cache, servers, self._clock)
         servers.step_seconds = self.step_seconds
-        engine.worker.arrive = self._take_all
+        engine.worker.take_in = self._take_all
 
     def run(self) -> None:
         self._tell_status(True)
@@ -137,9 +138,13 @@ class TargetService:
     # -- what comes in
 
     def _take_all(self, wait: float = 0.0) -> None:
-        for asked in self._servers.take(wait):
-            self._take(asked)
-        self._take_compiled()
+        try:
+            for asked in self._servers.take(wait):
+                self._take(asked)
+            self._take_compiled()
+        except Exception as error:  # a fault of ours: the process ends, and others go on with its requests
+            self._fault = error
+            raise
 
     def _take(self, asked: FromServer) -> None:
         message = asked.message
@@ -218,6 +223,8 @@ class TargetService:
         except RankLost:
             raise  # its requests fare as those of a target that was killed
         except EngineError as error:
+            if self._fault is not None:
+                raise self._fault from None
             self._break(error)
             return
         self._failures = 0

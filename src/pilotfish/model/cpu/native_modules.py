@@ -41,7 +41,7 @@ class PackedWeight:
     def of(cls, *weights: Any) -> PackedWeight:
         size = weights[0].dtype, weights[0].shape[1], sum(map(len, weights))
         if not all(isinstance(weight, GroupedWeight) for weight in weights):
-            values = [getattr(weight, "dequantized", lambda weight=weight: weight)() for weight in weights]
+            values = [weight.dequantized() if isinstance(weight, GroupedWeight) else weight for weight in weights]
             return cls(*size, pack_weight(torch.cat(values) if len(values) > 1 else values[0]))
         one = joined(weights)
         whole = one.scales.shape[1] == 1 and one.scales.dtype == torch.float32 and one.offsets is None

@@ -39,9 +39,9 @@ def read_headers(files: Sequence[Path]) -> Headers:
 def check_weights(directory: Path, config: Any) -> None:
     """ModelError, naming the first tensor, unless the files hold exactly what the architecture needs. Loads no
     values."""
-    if config.packed and not gguf_index(directory):
+    if config.quant_method and not gguf_index(directory):
         raise ModelError(f"model: {directory} has no {GGUF_INDEX}; give the GGUF file")
-    if config.packed:
+    if config.quant_method:
         return  # what made the directory has compared them
     headers = read_headers(weight_files(directory))
     _refuse_expert_gaps(directory, headers, config)

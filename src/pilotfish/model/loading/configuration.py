@@ -21,9 +21,8 @@ ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
 def load_config(directory: Path, max_model_len: int = 0) -> Any:
-    """With `num_key_value_heads`, `head_dim`, `context` (`max_model_len` positions unless 0), and `packed`, the form of
-    weights that stay packed, or "". ModelError for a model that is not served, ParameterError for more positions than
-    it has."""
+    """With `num_key_value_heads`, `head_dim`, `context` (`max_model_len` positions unless 0) and `quant_method`, or "".
+    ModelError for a model that is not served, ParameterError for more positions than it has."""
     path = directory / "config.json"
     if not path.is_file():
         raise ModelError(f"model: {directory} has no config.json; a Hugging Face model directory is needed")
@@ -35,8 +34,8 @@ def load_config(directory: Path, max_model_len: int = 0) -> Any:
     except Exception as error:  # errors in files and fields have no common base
         raise ModelError(f"model: {path} cannot be read: {one_line(error)}") from error
     refuse_unsupported(config, directory)
-    config.packed = _quantized_by(config)
-    if config.packed:
+    config.quant_method = _quant_method(config)
+    if config.quant_method:
         del config.quantization_config  # or transformers would ask its own loaders
     _complete(config, directory, max_model_len)
     return config
@@ -119,11 +118,11 @@ def _class(config: Any) -> Iterator[str]:
 
 
 def _quantization(config: Any) -> Iterator[str]:
-    if (method := _quantized_by(config)) not in ("", "gguf"):
+    if (method := _quant_method(config)) not in ("", "gguf"):
         yield f"has weights quantized by {method}; GGUF files, or float32 or bfloat16 weights are needed"
 
 
-def _quantized_by(config: Any) -> str:
+def _quant_method(config: Any) -> str:
     quantization = getattr(config, "quantization_config", None) or {"quant_method": ""}
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
     return str(getattr(method, "value", method))

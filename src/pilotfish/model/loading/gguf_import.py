@@ -21,7 +21,7 @@ from pilotfish.errors import ModelError
 from pilotfish.model.loading.checkpoint import meta_module
 from pilotfish.model.loading.gguf_blocks import BLOCKS
 from pilotfish.model.loading.metadata import one_line, quiet
-from pilotfish.model.loading.tensors import GGUF_INDEX, GGUFTensor
+from pilotfish.model.loading.tensors import GGUF_INDEX, GGUFTensor, linked_name
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +42,9 @@ def write_directory(files: Sequence[Path], made: Path) -> None:
     """ModelError names the file, and what is wrong with it."""
     logger.info("%s: its config, tokenizer and tensors are read, once", files[0])
     made.mkdir()
-    for place, file in enumerate(files):
-        (made / f"{place:05}.gguf").symlink_to(file.resolve())
+    links = [made / linked_name(place, file) for place, file in enumerate(files)]
+    for link, file in zip(links, files, strict=True):
+        link.symlink_to(file.resolve())
     readers = [_reader(file) for file in files]
     field = partial(_field, readers[0])
     kind = field("general.architecture")
@@ -51,7 +52,7 @@ def write_directory(files: Sequence[Path], made: Path) -> None:
         raise ModelError(f"model: {files[0]}: general.architecture: {kind!r}; supported are {', '.join(ARCHITECTURES)}")
     if "tokenizer.ggml.tokens" not in readers[0].fields:
         raise ModelError(f"model: {files[0]} has no tokenizer (tokenizer.ggml.tokens)")
-    config = _transformed(AutoConfig, made, files[0])
+    config = _transformed(AutoConfig, links[0], files[0])
     found = {str(tensor.name): (place, tensor) for place, one in enumerate(readers) for tensor in one.tensors}
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     config.tie_word_embeddings = "output.weight" not in found
@@ -64,7 +65,7 @@ def write_directory(files: Sequence[Path], made: Path) -> None:
     if ROPE in found:
         _stretch(config, found.pop(ROPE)[1].data, files[0])
     index = _index(found, kind, config, files)
-    _tokenizer(made, files[0], field).save_pretrained(made)
+    _tokenizer(links[0], files[0], field).save_pretrained(made)
     fields = {**config.to_dict(), "quantization_config": {"quant_method": "gguf"}}
     (made / "config.json").write_text(json.dumps(fields, indent=1, default=str))
     (made / GGUF_INDEX).write_bytes(msgspec.json.encode(index))
@@ -82,18 +83,18 @@ def _reader(file: Path) -> Any:
         raise ModelError(f"model: {file} cannot be read as GGUF: {one_line(error)}") from error
 
 
-def _transformed(what: Any, made: Path, file: Path) -> Any:
+def _transformed(what: Any, link: Path, file: Path) -> Any:
     """Of the link, beside which lies nothing that transformers would take instead."""
     try:
         with quiet():
-            return what.from_pretrained(made, gguf_file="00000.gguf")
+            return what.from_pretrained(link.parent, gguf_file=link.name)
     except Exception as error:  # as above
         raise ModelError(f"model: {file}: {what.__name__.removeprefix('Auto').lower()}: {one_line(error)}") from error
 
 
-def _tokenizer(made: Path, file: Path, field: Callable[[str], Any]) -> Any:
+def _tokenizer(link: Path, file: Path, field: Callable[[str], Any]) -> Any:
     """As llama.cpp splits texts, and begins them where the file does not say whether."""
-    tokenizer, split = _transformed(AutoTokenizer, made, file), field("tokenizer.ggml.pre")
+    tokenizer, split = _transformed(AutoTokenizer, link, file), field("tokenizer.ggml.pre")
     backend, bos = tokenizer.backend_tokenizer, tokenizer.bos_token
     if split == "smollm":
         backend.pre_tokenizer = Splits([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])

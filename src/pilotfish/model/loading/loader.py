@@ -17,8 +17,8 @@ from pilotfish.model.kv_planes import element_type
 from pilotfish.model.loading.checkpoint import check_weights, refuse_non_finite, without_decompositions
 from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.loading.footprint import scored_cost
+from pilotfish.model.loading.gguf_weights import dequantize, load_gguf
 from pilotfish.model.loading.metadata import GenerationConfig, one_line, quiet, read_generation_config
-from pilotfish.model.loading.packed import dequantize, load_packed
 from pilotfish.model.loading.quantize import check_quantization, quantize
 from pilotfish.model.loading.shards import load_shard, part_config, refuse_indivisible
 
@@ -57,7 +57,7 @@ def load_model(
     """A whole model or, with a `group` (which need not be connected yet), this rank's shard. ModelError for a model
     that is incomplete, corrupt or not supported; ParameterError for options that the device or the model lacks."""
     config = load_config(directory, max_model_len)
-    check_quantization(quantization, dtype, device, config.packed)
+    check_quantization(quantization, dtype, device, config.quant_method)
     kv_elements = element_type(kv_dtype, dtype, device)
     generation = read_generation_config(directory, config.eos_token_id, config.vocab_size)
     kernels = kernels_of(device, config.head_dim, eager=eager)
@@ -70,7 +70,7 @@ def load_model(
     module = module.to(device).eval().requires_grad_(False)
     cost = scored_cost(module, config)
     refuse_non_finite(module, directory)
-    if not config.packed:
+    if not config.quant_method:
         _refuse_untied(module, config, directory)
     if quantization != "none":
         quantize(module, quantization)
@@ -90,8 +90,8 @@ def load_weights(directory: Path, config: Any, dtype: torch.dtype, group: Group 
     if group is not None:
         refuse_indivisible(config, group.shard.ranks)
         return load_shard(directory, config, dtype, group.shard)  # type: ignore[no-any-return]
-    if config.packed:
-        return load_packed(directory, config, dtype)  # type: ignore[no-any-return]
+    if config.quant_method:
+        return load_gguf(directory, config, dtype)  # type: ignore[no-any-return]
     try:
         with quiet(), without_decompositions():
             return AutoModelForCausalLM.from_pretrained(  # type: ignore[no-any-return]

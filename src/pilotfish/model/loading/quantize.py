@@ -11,13 +11,11 @@ from pilotfish.model.experts import stacked_experts
 from pilotfish.model.grouped import GroupedLinear, GroupedWeight
 from pilotfish.model.kv_planes import refuse_without_fp8
 
-_LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
-
-def check_quantization(quantization: Quantization, dtype: torch.dtype, device: torch.device, packed: str) -> None:
-    """ParameterError if the device cannot multiply such weights, or a model's are `packed` already."""
-    if packed and quantization != "none":
-        raise ParameterError("quantization", quantization, f"none: the model's weights are in {packed}")
+def check_quantization(quantization: Quantization, dtype: torch.dtype, device: torch.device, quant_method: str) -> None:
+    """ParameterError if the device cannot multiply such weights, or the checkpoint has a `quant_method` already."""
+    if quant_method and quantization != "none":
+        raise ParameterError("quantization", quantization, f"none: the model's weights are in {quant_method}")
     if quantization != "fp8":
         return
     refuse_without_fp8("quantization", device, "none or int8")
@@ -38,7 +36,7 @@ def quantize(module: torch.nn.Module, quantization: Literal["int8", "fp8"]) -> N
 
 def rounded(weight: Tensor, kind: torch.dtype) -> GroupedWeight:
     """[N, K] to int8 or e4m3: the largest of an output's values becomes the largest that the type has."""
-    largest = _LARGEST[kind]
+    largest = 127.0 if kind == torch.int8 else torch.finfo(kind).max
     scales = weight.abs().amax(dim=1, keepdim=True).float().clamp(min=torch.finfo(torch.float32).tiny) / largest
     values = (weight / scales).clamp(-largest, largest)
     return GroupedWeight((values.round() if kind == torch.int8 else values).to(kind), scales, weight.dtype)

@@ -44,8 +44,8 @@ class Shard:
 
 def refuse_indivisible(config: Any, ranks: int) -> None:
     """ParameterError if such a model does not divide into so many parts."""
-    if config.packed and ranks > 1:
-        raise ParameterError("tensor_parallel", ranks, f"1: weights in {config.packed} are not divided")
+    if config.quant_method and ranks > 1:
+        raise ParameterError("tensor_parallel", ranks, f"1: weights in {config.quant_method} are not divided")
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     counts = {"attention heads": heads} | {
         f"neurons of its {name}": size for name in _INNER if (size := getattr(config, name, None))

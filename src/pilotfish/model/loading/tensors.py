@@ -30,6 +30,11 @@ class GGUFTensor(msgspec.Struct, frozen=True, array_like=True):
     less_one: bool = False  # the file's values are larger by one
 
 
+def linked_name(place: int, file: Path) -> str:
+    """Of a GGUF file's link; it tells when another file has taken the place."""
+    return f"{place:05}-{(about := file.stat()).st_size}-{about.st_mtime_ns}.gguf"
+
+
 def gguf_index(directory: Path) -> dict[str, GGUFTensor]:
     """By the modules' names; none: the weights are no GGUF."""
     file = directory / GGUF_INDEX

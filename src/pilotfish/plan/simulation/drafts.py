@@ -114,9 +114,7 @@ class PooledDrafter(Drafter):
         self._clock, self._post = clock, post
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
-        trees = self.machine.propose(requests, limits.nodes, self._clock())
-        self.flush()
-        return trees
+        return self.machine.propose(requests, limits.nodes, self._clock())
 
     def expect(self, requests: Sequence[Request]) -> None:
         self.machine.expect(requests, self._clock())

@@ -1,15 +1,14 @@
 """The rules of a drafter's messages, and the record of a session: every message that comes is held against them."""
 
 import math
-import tomllib
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from pilotfish.config.hardware.tables import read_table
 from pilotfish.core.drafting.messages import Tree
 
 #: Rules that hold at any moment, and the sentence of docs/draft-protocol.md that each is from.
-RULES: dict[str, str] = tomllib.loads(Path(__file__).with_name("rules.toml").read_text("utf-8"))
+RULES = read_table(__file__, "rules", dict[str, str])
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ class PackedWeight : public torch::CustomClassHolder {
 
   int64_t inputs() const { return inputs_; }
   int64_t outputs() const { return outputs_; }
-  int64_t numel() const { return panels_.numel(); }
+  int64_t numel() const { return inputs_ * outputs_; }
 
   void check(const Tensor& x, int64_t inputs) const {
     TORCH_CHECK(x.scalar_type() == type_, "weight: packed for ", type_, ", not ", x.scalar_type());

@@ -123,8 +123,8 @@ class MaskedExecutor(HeadExecutor):
         for s in rows:
             if s.features is not None:
                 known = np.flatnonzero(np.isfinite(s.features).all(axis=1))
-                told = self.feature_values(torch.from_numpy(s.features[known]))
-                states[torch.from_numpy(row + known).to(self._device)] = told.to(states.dtype)
+                values = self.feature_values(torch.from_numpy(s.features[known]))
+                states[torch.from_numpy(row + known).to(self._device)] = values.to(states.dtype)
             row += s.num_rows
         return states
 

@@ -96,8 +96,8 @@ class MedusaExecutor(HeadExecutor):
         features, unknown = filled(rows, self.feature_width)
         above = self._features.get(int(rows.prefix_slots[rows.start - 1])) if rows.start else None
         for offset in rows.kept:
-            told = self.feature_values(torch.from_numpy(features[offset : offset + 1]))[0].to(self._dtype)
-            self._features.put(slots[offset], above if offset < unknown and above is not None else told)
+            value = self.feature_values(torch.from_numpy(features[offset : offset + 1]))[0].to(self._dtype)
+            self._features.put(slots[offset], above if offset < unknown and above is not None else value)
 
     def _below(self, kept: Sequence[KeptRow]) -> HeadLogits:
         depths, roots = np.array([row.depth for row in kept]), np.array([row.root for row in kept])

@@ -12,7 +12,7 @@ from pilotfish.errors import ModelError
 from pilotfish.model.grouped import GroupedLinear, GroupedWeight, joined
 from pilotfish.model.loading.gguf_blocks import BLOCKS, grouped_weight
 from pilotfish.model.loading.shards import Shard, empty_module
-from pilotfish.model.loading.tensors import GGUFTensor, gguf_index, weight_files
+from pilotfish.model.loading.tensors import GGUFTensor, gguf_index, linked_name, weight_files
 
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -23,6 +23,10 @@ class GGUFWeights:
     def __init__(self, directory: Path) -> None:
         self.index = gguf_index(directory)
         self._files = weight_files(directory)
+        for place, file in enumerate(self._files):
+            if not file.exists() or file.name != linked_name(place, file):
+                changed = f"{file.resolve()} has changed or gone since {directory} was made of it"
+                raise ModelError(f"model: {changed}; give the file again")
         self._maps = [np.memmap(file, np.uint8, "r") for file in self._files]
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor | GroupedWeight:
@@ -58,10 +62,6 @@ class GGUFWeights:
         return found
 
 
-def dense(weight: Tensor | GroupedWeight) -> Tensor:
-    return weight if isinstance(weight, Tensor) else weight.dequantized()
-
-
 def _in_halves(rows: Tensor, heads: int) -> Tensor:
     """Of llama.cpp's order of a head's rows transformers'."""
     if not heads:
@@ -69,7 +69,7 @@ def _in_halves(rows: Tensor, heads: int) -> Tensor:
     return rows.view(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
-def load_packed(directory: Path, config: Any, dtype: torch.dtype) -> Any:
+def load_gguf(directory: Path, config: Any, dtype: torch.dtype) -> Any:
     """Linear layers keep their codes; a tied head gets those of the embedding, whose rows are dense."""
     module, weights = empty_module(config, dtype, Shard()), GGUFWeights(directory)
     module.tie_weights()
@@ -81,7 +81,7 @@ def load_packed(directory: Path, config: Any, dtype: torch.dtype) -> Any:
         if isinstance(found, GroupedWeight) and isinstance(owner, torch.nn.Linear):
             module.set_submodule(path, GroupedLinear(found, owner.bias))
         else:
-            parameter.data = dense(found)
+            parameter.data = found if isinstance(found, Tensor) else found.dequantized()
     if config.tie_word_embeddings and isinstance(head := weights.read(_embedding(module), dtype), GroupedWeight):
         module.lm_head = GroupedLinear(head)
     return module
@@ -103,9 +103,9 @@ def dequantize(module: Any) -> None:
         module.lm_head.weight = module.get_input_embeddings().weight
 
 
-def packed_bytes(directory: Path, module: Any, size: int) -> int:
+def gguf_bytes(directory: Path, module: Any, size: int, *, packed: bool) -> int:
     """Of all weights of a model on `meta`, `size` bytes an element where they are dense. Queries, keys and values are
-    joined."""
+    joined; of a tied head that is dense, packing makes a copy."""
     index, total, together = gguf_index(directory), 0, dict[str, list[GGUFTensor]]()
     for name, parameter in module.named_parameters():
         tensor, path = index[name], name.removesuffix(".weight")
@@ -117,7 +117,7 @@ def packed_bytes(directory: Path, module: Any, size: int) -> int:
             total += size * parameter.numel()
     if module.config.tie_word_embeddings:
         head = index[_embedding(module)]
-        total += _joined_bytes([head]) if head.kind in BLOCKS else size * module.lm_head.weight.numel()
+        total += _joined_bytes([head]) if head.kind in BLOCKS else size * module.lm_head.weight.numel() * packed
     return total + sum(map(_joined_bytes, together.values()))
 
 
