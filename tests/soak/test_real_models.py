@@ -1,13 +1,11 @@
 """Published models, as `pilotfish models get` has them from the package index."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from published import library_model
 from support import drain, make_engine, params, run
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from pilotfish.engine.pairs.directories import model_directory
 from pilotfish.engine.pairs.published import PUBLISHED, download
@@ -26,17 +24,6 @@ PROMPTS = [
 def name(request: pytest.FixtureRequest) -> str:
     download(request.param)
     return str(request.param)
-
-
-def library_model(file: Path) -> Any:
-    """transformers' own reading of the file, dequantized."""
-    model = (
-        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(file.parent, gguf_file=file.name)).float().eval()
-    )
-    tensors = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
-    model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, strict=False)
-    model.tie_weights()
-    return model
 
 
 def test_greedy_tokens_are_those_of_transformers(name: str) -> None:

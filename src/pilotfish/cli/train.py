@@ -14,6 +14,7 @@ from pilotfish.cli.show import print_json
 from pilotfish.command import Given, taking
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import available_cores
+from pilotfish.engine.pairs.directories import model_directory
 from pilotfish.errors import ParameterError
 from pilotfish.options import Option, options_of, pick
 from pilotfish.progress import PhaseProgress
@@ -31,7 +32,7 @@ HOW = [
 ]
 #: Default accepted tokens a step that a new draft must gain.
 MARGIN = 0.05
-Target = Annotated[Path, typer.Option(help="Directory of the model that is to be guessed.")]
+Target = Annotated[Path, typer.Option(help="The model that is to be guessed: a directory, or a GGUF file.")]
 
 
 @app.command("pair")
@@ -57,7 +58,10 @@ def head(
     json: JsonOption = False,
 ) -> None:
     """Train a head that drafts from a target's hidden states."""
-    _show(_trained("head.train_head", head_recipe(kind, target=target, **recipe), how, out), json=json)
+    _show(
+        _trained("head.train_head", head_recipe(kind, target=model_directory("target", target), **recipe), how, out),
+        json=json,
+    )
 
 
 @app.command("distil")
@@ -78,7 +82,7 @@ def distil(
     nothing written, where it is not accepted better than before."""
     shaped = re.fullmatch(r"[\d, -]+", draft) is not None
     start = {"shape": LlamaSize.parse("draft", draft)} if shaped else {"draft": Path(draft)}
-    chosen = DistilRecipe(target=target, **start, **recipe)
+    chosen = DistilRecipe(target=model_directory("target", target), **start, **recipe)
     if margin is not None and not chosen.captured:
         raise ParameterError("margin", margin, "none without --from")
     if not chosen.captured:

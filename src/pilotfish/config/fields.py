@@ -74,5 +74,5 @@ def least_sent(text: str) -> int | None:
 
 
 def model_name(directory: Path) -> str:
-    """For messages and metrics: the parent directory's name and the directory's."""
-    return "/".join(directory.resolve().parts[-2:])
+    """For messages and metrics: the parent directory's name and the directory's; of a GGUF file its own."""
+    return "/".join(directory.resolve().parts[-2:]).removeprefix("gguf/")

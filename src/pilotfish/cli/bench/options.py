@@ -106,7 +106,8 @@ class BenchOptions:
 
     def rows(self) -> list[Prompt]:
         """Every n-th prompt of the file from the i-th on, for a shard i/n."""
-        prompts, (first, _, last) = load_prompts(self.prompts, self.limit), self.shard.partition("/")
+        prompts = load_prompts(self.prompts, self.limit, self.models().target)
+        first, _, last = self.shard.partition("/")
         prompts = first_of_each(prompts, self.each)
         if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last) <= len(prompts)):
             raise ParameterError("shard", self.shard, f"i/n with 1 <= i <= n <= {len(prompts)}, the number of prompts")

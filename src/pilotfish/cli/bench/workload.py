@@ -5,23 +5,24 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import cycle, islice, zip_longest
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.errors import ParameterError, PromptError
-from pilotfish.prompts import BadRow, Row, read_rows
+from pilotfish.prompts import BadRow, Row, marks_turns, prompt_of, read_rows
 
 Choice = TypeVar("Choice", bound=str)
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A row of a prompt file; turns are joined as they are."""
+    """A row of a prompt file."""
 
     id: str
-    text: str | list[int]  # or its tokens
+    text: str | Sequence[int]  # or its tokens
     category: str = ""
 
     @property
@@ -58,16 +59,28 @@ class Workload:
         return [prompt.job(self.temperature, self.max_tokens, offset) for offset, prompt in repeated]
 
 
-def load_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
-    """The first `limit` rows of a prompt file; PromptError names the first row that is no prompt."""
-    return [_prompt(row) for row in read_rows(path)[:limit]]
+def load_prompts(path: Path, limit: int | None = None, target: Path | None = None) -> list[Prompt]:
+    """The first `limit` rows of a prompt file, turns in the chat template of a `target` that marks them, else joined as
+    they are. PromptError names the first row that is no prompt."""
+    tokenizer = None if target is None else chat_tokenizer(target)
+    return [_prompt(row, tokenizer) for row in read_rows(path)[:limit]]
 
 
-def _prompt(row: Row | BadRow) -> Prompt:
+@cache
+def chat_tokenizer(target: Path) -> Any:
+    """None if its chat template marks no turns."""
+    from pilotfish.model.loading.metadata import load_tokenizer
+
+    tokenizer = load_tokenizer(target)
+    return tokenizer if marks_turns(tokenizer) else None
+
+
+def _prompt(row: Row | BadRow, tokenizer: Any) -> Prompt:
     if isinstance(row, BadRow):
         raise PromptError(f"{row.place}: {row.reason}")
-    if not (text := "".join(row.texts)):
+    if not "".join(row.texts):
         raise PromptError(f"{row.place}: the prompt is empty")
+    text = "".join(row.texts) if tokenizer is None else prompt_of(row, tokenizer, raw=False)
     return Prompt(str(row.id), text, row.category)
 
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from pilotfish.cli.bench.contestants import OFF, PLAIN, Run, contestant_of, periods_of, take_turns
-from pilotfish.cli.bench.workload import Job, load_prompts
+from pilotfish.cli.bench.workload import Job, Prompt, chat_tokenizer, load_prompts
 from pilotfish.cli.show import status
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import available_cores, model_name
@@ -24,7 +24,8 @@ from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.model.pacer import Pacer
 
-PROMPTS = load_prompts(Path(__file__).with_name("demo.jsonl"))
+#: Of models that answer, and of those that continue code.
+CHAT, CODE = (Path(__file__).with_name(f"{name}.jsonl") for name in ("chat", "code"))
 WARM_UP_TOKENS = 5
 #: Seconds for the timed rounds of off and sync, about, and of async, which does the same in less. A first round is made
 #: to fit: shorter outputs, but of fewer prompts before they have fewer tokens than this. Later rounds that would not
@@ -60,15 +61,22 @@ class Scene:
 @dataclass(frozen=True)
 class Work:
     params: SamplingParams
-    prompts: int = len(PROMPTS)
+    prompts: Sequence[Prompt]
+    first: str  # of the prompts, as people read it
+
+    @classmethod
+    def of(cls, target: Path, params: SamplingParams) -> Work:
+        file = CHAT if chat_tokenizer(target) else CODE
+        return cls(params, load_prompts(file, target=target), str(load_prompts(file)[0].text))
 
     def jobs(self, seed: int) -> list[Job]:
-        return [Job(prompt, "", replace(self.params, seed=seed)) for prompt in PROMPTS[: self.prompts]]
+        return [Job(prompt, "", replace(self.params, seed=seed)) for prompt in self.prompts]
 
     def within(self, tokens: int) -> Work:
         short = min(SHORT, self.params.max_tokens)
-        prompts = max(1, min(self.prompts, tokens // short))
-        return Work(replace(self.params, max_tokens=max(1, min(self.params.max_tokens, tokens // prompts))), prompts)
+        prompts = self.prompts[: max(1, tokens // short)]
+        most = max(1, min(self.params.max_tokens, tokens // len(prompts)))
+        return replace(self, params=replace(self.params, max_tokens=most), prompts=prompts)
 
 
 @dataclass(frozen=True)
@@ -131,7 +139,8 @@ def _timed(engine: Engine, work: Work, rounds: int, seconds: float, show: Show |
 
 def _warm_up(engine: Engine, plays: Mapping[str, Play], work: Work) -> int:
     """Runs everything once that is slow the first time; gives the tokens for which off and sync need `SECONDS`."""
-    job = Work(replace(work.params, max_tokens=WARM_UP_TOKENS, ignore_eos=True), 1).jobs(seed=0)
+    params = replace(work.params, max_tokens=WARM_UP_TOKENS, ignore_eos=True)
+    job = replace(work, params=params, prompts=work.prompts[:1]).jobs(seed=0)
     plain = PLAIN.run(engine, job, concurrency=1)
     take_turns(plays, [job])
     period = periods_of([plain.steps])["period_ms"] / 1000

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pilotfish.cli.bench.contestants import OFF, Run, joined, rates
-from pilotfish.cli.demo.runs import PROMPTS, Scene, Show, Timing, Work, slower_scene, time_modes
+from pilotfish.cli.demo.runs import Scene, Show, Timing, Work, slower_scene, time_modes
 from pilotfish.cli.show import DRAFTED, OWN, OriginStream, paced, print_json, shows_colour, table_of, warn_of_overruns
 from pilotfish.config.fields import Mode
 from pilotfish.core.sampling.sampling_params import SamplingParams
@@ -29,7 +29,7 @@ def run_demo(scenes: Sequence[Scene], work: Work, *, rounds: int, json: bool, be
     """False if float32 outputs of two modes differ. `began`: `time.perf_counter`."""
     console, records = Console(highlight=False), dict[str, dict[str, Any]]()
     for number, scene in enumerate(scenes):
-        show = None if number or json else partial(stream, params=work.params, console=console)
+        show = None if number or json else partial(stream, work=work, console=console)
         ran, record, pacing = _compare(scene, work, rounds, show, quiet=json)
         records[scene.name] = record
         if not json:
@@ -54,7 +54,7 @@ def _compare(
         "pair": scene.pair,
         "parameters": own.parameters,
         "dtype": own.dtype,
-        "prompts": own.work.prompts,
+        "prompts": len(own.work.prompts),
         "max_tokens": own.work.params.max_tokens,
         "pace": scene.config.pace,
         "valid": all(pacer.valid for pacer in pacing),
@@ -72,20 +72,21 @@ def _time_async(scene: Scene, work: Work, rounds: int, show: Show | None, *, qui
     return scene, timing
 
 
-def stream(engine: Engine, params: SamplingParams, console: Console) -> None:
-    coloured, prompt = shows_colour(console), str(PROMPTS[0].text)
+def stream(engine: Engine, work: Work, console: Console) -> None:
+    coloured, prompt = shows_colour(console), work.prompts[0].text
     told = "guessed by the draft, accepted by the target"
     legend = Text(f"{OPENING}{told}{CLOSING}, the target's own\n")
     if coloured:
         legend = Text.assemble((told, DRAFTED), (" · ", "dim"), ("the target's own", OWN), (" · prompt\n", "dim"))
     console.print(legend)
-    console.print(Text(prompt, style="dim"), end="", soft_wrap=True)
-    for piece in _pieces(engine, prompt, params, coloured=coloured):
+    asked = work.first if prompt == work.first else f"{work.first}\n\n"
+    console.print(Text(asked, style="dim"), end="", soft_wrap=True)
+    for piece in _pieces(engine, prompt, work.params, coloured=coloured):
         console.print(piece, end="", soft_wrap=True)
     console.print("\n")
 
 
-def _pieces(engine: Engine, prompt: str, params: SamplingParams, *, coloured: bool) -> Iterator[Text]:
+def _pieces(engine: Engine, prompt: str | Sequence[int], params: SamplingParams, *, coloured: bool) -> Iterator[Text]:
     origins = OriginStream()
     engine.submit(prompt, params)
     while engine.busy:

@@ -14,8 +14,8 @@ from pilotfish.cli.bench.contestants import OFF, PLAIN, Contestant, Run, contest
 from pilotfish.cli.bench.modes.engines import Level, level_pairs, read_levels
 from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.report import ProgressBar, Report, cpu_name
-from pilotfish.cli.bench.workload import Job, Workload, parse_numbers
-from pilotfish.cli.demo.runs import PROMPTS
+from pilotfish.cli.bench.workload import Job, Workload, load_prompts, parse_numbers
+from pilotfish.cli.demo.runs import CODE
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.scheduling.budget import FixedBudget
 from pilotfish.core.scheduling.executor import Executor
@@ -53,7 +53,7 @@ class Measured:
 def run_calibrate(options: BenchOptions, progress: ProgressBar) -> Report:
     """EngineError where the pace is one that this machine cannot hold."""
     concurrencies = parse_numbers("concurrency", options.concurrencies)
-    workload = Workload(PROMPTS, options.temperature, options.max_tokens)
+    workload = Workload(load_prompts(CODE), options.temperature, options.max_tokens)
     rounds = {c: [job.whole for job in workload.jobs(c, turn=0)] for c in concurrencies}
     progress.total = 3 * sum(map(len, rounds.values()))
     with TemporaryDirectory() as directory:

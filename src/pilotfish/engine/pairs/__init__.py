@@ -1,14 +1,17 @@
-"""The bundled pair by name: `pycode`, and `pycode@<N>m`, which computes the same at a larger model's cost. Its target
-has several drafts: a language model, `draft`, and trained heads."""
+"""Pairs by name: `pycode`, which ships with the package, `pycode@<N>m`, which computes the same at a larger model's
+cost, and `smollm2`, a published model whose head ships with the package. Drafts of a target are a language model,
+`draft`, and trained heads."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from pilotfish.engine.pairs.directories import model_directory
 from pilotfish.errors import ParameterError
 
 BUNDLED = Path(__file__).parent
-ALLOWED = "pycode, or pycode@<N>m for a target inflated to N million parameters"
+ALLOWED = "smollm2, pycode, or pycode@<N>m for a target inflated to N million parameters"
+NAMES = re.compile(r"(smollm2|pycode)(?:(?<=pycode)@([1-9][0-9]{0,5})m)?")
 
 
 @dataclass(frozen=True)
@@ -17,18 +20,22 @@ class PairDirs:
     draft: Path
 
 
-def resolve_pair(name: str, draft: str = "draft") -> PairDirs:
-    """An inflated target is written to the cache on first use."""
-    match = re.fullmatch(r"(pycode)(?:@([1-9][0-9]{0,5})m)?", name)
-    if match is None:
+def is_pair(target: Path | None) -> bool:
+    return target is not None and not target.is_dir() and NAMES.fullmatch(str(target)) is not None
+
+
+def resolve_pair(name: str, draft: str | None = None) -> PairDirs:
+    """`draft`: the name of one of its drafts; by default the first. An inflated target is written to the
+    cache on first use."""
+    if (match := NAMES.fullmatch(name)) is None:
         raise ParameterError("pair", name, ALLOWED)
-    folder = BUNDLED / match[1]
-    drafts = {path.parent.name: path.parent for path in sorted(folder.glob("*/config.json"))}
-    target = drafts.pop("target")
-    if draft not in drafts:
+    drafts = {path.parent.name: path.parent for path in sorted((BUNDLED / match[1]).glob("*/config.json"))}
+    target = drafts.pop("target", None) or model_directory("pair", Path(name))
+    chosen = drafts.get(next(iter(drafts)) if draft is None else draft)
+    if chosen is None:
         raise ParameterError("draft", draft, f"{', '.join(drafts)}; others need --target")
     if match[2] is not None:
         from pilotfish.engine.pairs.inflate import inflated  # it needs torch
 
         target = inflated(target, int(match[2]))
-    return PairDirs(target, drafts[draft])
+    return PairDirs(target, chosen)

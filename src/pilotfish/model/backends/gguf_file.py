@@ -15,7 +15,7 @@ from pilotfish.config.cache import cache_folder, made_once
 from pilotfish.config.fields import GGUFWeights
 from pilotfish.errors import ModelError
 from pilotfish.model.loading.configuration import load_config
-from pilotfish.model.loading.tensors import weight_files
+from pilotfish.model.loading.tensors import GGUF_INDEX, weight_files
 
 #: GGUF's architecture by transformers' model type.
 ARCHITECTURES = {
@@ -35,7 +35,10 @@ SPLIT = "llama-bpe"
 
 
 def gguf_of(model: Path, weights: GGUFWeights) -> Path:
-    """The cached file, written on first use. ModelError for a model that cannot be written."""
+    """The model's own first file, or a cached one, written on first use. ModelError for a model that cannot be
+    written."""
+    if (model / GGUF_INDEX).is_file():
+        return weight_files(model)[0].resolve()
     cached = cache_folder("gguf") / f"{model.name}-{weights}-{digest(model)}.gguf"
     return made_once(cached, lambda made: write_gguf(model, made, weights))
 

@@ -47,11 +47,10 @@ def _tensors(files: HeadFiles, target: TargetFacts, lean: bool) -> Iterator[tupl
 
 
 def _shared(files: HeadFiles, target: TargetFacts) -> set[str]:
-    candidates = {"embed_tokens.weight": target.embedding}
-    if files.d2t is None:
-        candidates["lm_head.weight"] = target.lm_head
+    said = slice(None) if files.d2t is None else files.d2t
+    candidates = {"embed_tokens.weight": target.embedding(), "lm_head.weight": target.lm_head()[said]}
     own = files.tensors  # maybe of another type: a reader brings both to its own
-    return {name for name, theirs in candidates.items() if torch.equal(own[name], theirs().to(own[name].dtype))}
+    return {name for name, theirs in candidates.items() if torch.equal(own[name], theirs.to(own[name].dtype))}
 
 
 def _config(files: HeadFiles, target: TargetFacts, tokens: int) -> dict[str, Any]:

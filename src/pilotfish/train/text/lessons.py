@@ -86,8 +86,11 @@ def write_lessons(
     """`texts`: to train on, and held out. InputError for too little data."""
     length, (training, held_out) = recipe.sequence_length, texts
     writer = Writer(target.module, length, recipe.seed, progress)
-    own = cached(run / OWN, lambda: joined_text(writer.write(training, _rows(recipe), recipe.temperature)))
-    read_rows = recipe.batch_rows // 2 if len(training.text) >= 2 * length else 0
+    if recipe.sampled_tokens:
+        own = cached(run / OWN, lambda: joined_text(writer.write(training, _rows(recipe), recipe.temperature)))
+        read_rows = recipe.batch_rows // 2 if len(training.text) >= 2 * length else 0
+    else:
+        own, read_rows = training.text, 0
     if len(own) < 2 * length:
         raise InputError(f"data: the target wrote {len(own)} tokens; rows of {length} need {2 * length} or more")
     parts = ((training.text, read_rows), (own, recipe.batch_rows - read_rows))

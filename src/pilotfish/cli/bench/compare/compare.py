@@ -104,7 +104,7 @@ def questions_of(options: BenchOptions) -> list[Question]:
     """PromptError for a prompt that leaves no room for its output."""
     target, rows, new = options.models().target, options.rows(), options.max_tokens
     tokenizer, context = load_tokenizer(target), load_config(target).context
-    tokens = {row.id: tokenizer.encode(row.text) for row in rows}
+    tokens = {row.id: tokenizer.encode(row.text) if isinstance(row.text, str) else [*row.text] for row in rows}
     for name, prompt in tokens.items():
         if len(prompt) + new > context:
             raise PromptError(f"prompt {name}: {len(prompt)} tokens and {new} new ones exceed {context}")
