@@ -135,8 +135,7 @@ ROPES: dict[str, dict[str, Any]] = {
         ("llama", {"hidden_act": "gelu"}, "activation gelu"),
         ("llama", {"model_type": "mistral"}, "model_type mistral"),
         ("gemma2", {"hidden_activation": "relu"}, "activation relu"),
-        ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
-        ("llama", {"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ("llama", {"quantization_config": {"quant_method": "hqq"}}, "hqq"),
     ],
 )
 def test_what_would_be_served_wrong_is_refused(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pilotfish.errors import ModelError
 from pilotfish.model.loading.configuration import load_config
-from pilotfish.model.loading.loader import load_weights
+from pilotfish.model.loading.loader import load_dense
 from pilotfish.progress import PhaseProgress
 from pilotfish.train.evaluate import PLANNED, CapturedEvaluation, Evaluation, evaluate, evaluate_captured, plan_captured
 from pilotfish.train.models import build_model, export_model, predict, start_from_target
@@ -110,7 +110,7 @@ def _starting_draft(recipe: DistilRecipe, target: TaughtTarget) -> Any:
     if config.vocab_size != vocab:
         known = f"{config.vocab_size} tokens, the target {vocab}"
         raise ModelError(f"draft: {recipe.draft} has {known}; the same vocabulary is needed")
-    return load_weights(recipe.draft, config, torch.float32).to(target.device)
+    return load_dense(recipe.draft, config, torch.float32).to(target.device)
 
 
 def _export(draft: Any, target: TaughtTarget, out: Path, progress: PhaseProgress) -> None:

@@ -13,8 +13,7 @@ from transformers import GenerationConfig
 from pilotfish.errors import ParameterError
 from pilotfish.model.heads.spec import FINAL
 from pilotfish.model.loading.configuration import load_config
-from pilotfish.model.loading.gguf_weights import dequantize
-from pilotfish.model.loading.loader import load_weights
+from pilotfish.model.loading.loader import load_dense
 from pilotfish.model.loading.metadata import load_tokenizer, read_generation_config
 from pilotfish.model.loading.precision import library_dtype
 from pilotfish.train.heads.trainee import Lesson, Shared, Trainee
@@ -31,10 +30,8 @@ class TaughtTarget:
         self.directory, self.device = directory, device
         self.config: Any = load_config(directory)
         self.tokenizer: Any = load_tokenizer(directory)
-        self.module: Any = load_weights(directory, self.config, library_dtype(torch.bfloat16, device))
-        if self.config.quant_method:
-            dequantize(self.module)
-        self.module = self.module.to(device).eval().requires_grad_(False)
+        dtype = library_dtype(torch.bfloat16, device)
+        self.module: Any = load_dense(directory, self.config, dtype).to(device).eval().requires_grad_(False)
         served = read_generation_config(directory, self.config.eos_token_id, self.config.vocab_size)
         ends = sorted(served.eos_ids)
         # of its own file nothing else: a draft learns the distribution itself

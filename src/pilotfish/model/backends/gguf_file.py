@@ -72,6 +72,8 @@ def write_gguf(model: Path, path: Path, weights: GGUFWeights) -> None:
 
 def _checked(config: Any) -> Any:
     kind, rope = config.model_type, config.rope_parameters
+    if config.quant_method:
+        raise ModelError(f"weights in {config.quant_method} are not converted to GGUF here")
     if kind not in ARCHITECTURES:
         raise ModelError(f"model type {kind} is not converted to GGUF here, only {', '.join(ARCHITECTURES)}")
     if rope.get("rope_type", "default") != "default":

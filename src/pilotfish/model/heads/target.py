@@ -11,8 +11,8 @@ from torch import Tensor
 from pilotfish.errors import ModelError
 from pilotfish.model.heads.fields import HeadFields
 from pilotfish.model.heads.weights import read_rows, read_tensor_headers, read_tensors, tensor_files
-from pilotfish.model.loading.gguf_weights import GGUFWeights
 from pilotfish.model.loading.metadata import read_object
+from pilotfish.model.loading.packed_weights import packed_weights
 from pilotfish.model.loading.tensors import gguf_index
 
 #: The field of config.json that heads trained here carry. Loaders of others ignore it.
@@ -68,8 +68,8 @@ class TargetFacts:
         return sorted({i * count // SAMPLED for i in range(SAMPLED)})
 
     def _tensor(self, names: tuple[str, ...]) -> Tensor:
-        if index := gguf_index(self.directory):
-            weight = GGUFWeights(self.directory).read(next(name for name in names if name in index), torch.float32)
+        if weights := packed_weights(self.directory):
+            weight = weights.read(next(name for name in names if name in weights.names), torch.float32)
             return weight if isinstance(weight, Tensor) else weight.dequantized()
         headers = read_tensor_headers(tensor_files(self.directory))
         found = next((name for name in names if name in headers), None)

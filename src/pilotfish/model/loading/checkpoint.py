@@ -17,12 +17,9 @@ from transformers.modeling_utils import LoadStateDictConfig, LoadStateDictInfo, 
 
 from pilotfish.errors import ModelError
 from pilotfish.model.loading.metadata import one_line, quiet
+from pilotfish.model.loading.packed_tensors import FLOATS, Headers, dense_headers, packed_tensors
+from pilotfish.model.loading.schemes import scheme_of
 from pilotfish.model.loading.tensors import GGUF_INDEX, gguf_index, weight_files
-
-#: Dtypes of weights that can be served.
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-#: Of each tensor by its name: its file, and its shape and dtype as a tensor on the device `meta`.
-Headers = Mapping[str, tuple[Path, Tensor]]
 
 
 def read_headers(files: Sequence[Path]) -> Headers:
@@ -39,15 +36,17 @@ def read_headers(files: Sequence[Path]) -> Headers:
 def check_weights(directory: Path, config: Any) -> None:
     """ModelError, naming the first tensor, unless the files hold exactly what the architecture needs. Loads no
     values."""
-    if config.quant_method and not gguf_index(directory):
+    if config.quant_method == "gguf" and not gguf_index(directory):
         raise ModelError(f"model: {directory} has no {GGUF_INDEX}; give the GGUF file")
-    if config.quant_method:
+    if config.quant_method == "gguf":
         return  # what made the directory has compared them
-    headers = read_headers(weight_files(directory))
+    headers, scheme = read_headers(weight_files(directory)), scheme_of(directory)
+    if scheme is not None:
+        headers = dense_headers(headers, packed_tensors(headers, scheme))
     _refuse_expert_gaps(directory, headers, config)
     info, ignored = _load_without_values(headers, config)
     for name, (file, tensor) in headers.items():
-        if tensor.dtype not in FLOATS and name not in ignored:
+        if tensor.dtype not in FLOATS and name not in ignored | info.unexpected_keys:
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise ModelError(f"model: tensor {name} in {file} is {dtype}; float32, float16 or bfloat16 is needed")
     wrong = [f"{name} has shape {list(has)}; {list(needs)} is needed" for name, has, needs in info.mismatched_keys]
@@ -133,6 +132,8 @@ def _non_finite(directory: Path, dtype: torch.dtype) -> Iterator[str]:
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118  # it is no mapping
                 tensor = opened.get_tensor(name)
+                if tensor.dtype not in FLOATS:
+                    continue
                 if not tensor.isfinite().all():
                     yield f"model: tensor {name} in {file} holds NaN or infinity"
                 elif not tensor.to(dtype).isfinite().all():

@@ -12,6 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model.loading.metadata import eos_ids, one_line, quiet, read_object
+from pilotfish.model.loading.schemes import quant_method, scheme_of
 
 #: Differences between the served architectures; the file explains its fields.
 ARCHITECTURES: dict[str, dict[str, Any]] = tomllib.loads(
@@ -34,7 +35,8 @@ def load_config(directory: Path, max_model_len: int = 0) -> Any:
     except Exception as error:  # errors in files and fields have no common base
         raise ModelError(f"model: {path} cannot be read: {one_line(error)}") from error
     refuse_unsupported(config, directory)
-    config.quant_method = _quant_method(config)
+    scheme_of(directory)
+    config.quant_method = quant_method(fields)
     if config.quant_method:
         del config.quantization_config  # or transformers would ask its own loaders
     _complete(config, directory, max_model_len)
@@ -107,7 +109,7 @@ def refuse_unsupported(config: Any, directory: Path) -> None:
     architecture = config.architectures[0]
     if architecture not in ARCHITECTURES:
         raise ModelError(f"model: {directory} is a {architecture}; supported are {', '.join(ARCHITECTURES)}")
-    for check in (_class, _quantization, _layers, _attention, _rope, _feed_forward):
+    for check in (_class, _layers, _attention, _rope, _feed_forward):
         for problem in check(config):
             raise ModelError(f"model: {directory} {problem}")
 
@@ -115,17 +117,6 @@ def refuse_unsupported(config: Any, directory: Path) -> None:
 def _class(config: Any) -> Iterator[str]:
     if MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type) != config.architectures[0]:
         yield f"has model_type {config.model_type}, which is no {config.architectures[0]}"
-
-
-def _quantization(config: Any) -> Iterator[str]:
-    if (method := _quant_method(config)) not in ("", "gguf"):
-        yield f"has weights quantized by {method}; GGUF files, or float32 or bfloat16 weights are needed"
-
-
-def _quant_method(config: Any) -> str:
-    quantization = getattr(config, "quantization_config", None) or {"quant_method": ""}
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
-    return str(getattr(method, "value", method))
 
 
 def _layers(config: Any) -> Iterator[str]:

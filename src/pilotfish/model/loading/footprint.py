@@ -13,7 +13,7 @@ from pilotfish.model.experts import expert_parts, stacked_experts
 from pilotfish.model.kv_planes import element_type
 from pilotfish.model.loading.checkpoint import linear_weights, meta_module
 from pilotfish.model.loading.configuration import ARCHITECTURES, load_config
-from pilotfish.model.loading.gguf_weights import gguf_bytes
+from pilotfish.model.loading.packed_weights import saved_bytes
 from pilotfish.model.loading.shards import Shard, part_config, refuse_indivisible
 
 #: Bytes per weight of the layer that is quantized: its codes, and copies in float32.
@@ -57,10 +57,9 @@ def footprint(
     inner = max(map(len, inner_linears))
     whole_decoder = packed or (device.type == "cuda" and not eager)
     plain = whole_decoder and ranks == 1 and ARCHITECTURES[config.architectures[0]].get("plain", False)
+    weights = _weight_bytes(module, dtype, packed=packed, quantized=quantization != "none")
     if config.quant_method and device.type == "cpu":
-        weights = gguf_bytes(directory, module, size, packed=packed)
-    else:
-        weights = _weight_bytes(module, dtype, packed=packed, quantized=quantization != "none")
+        weights -= saved_bytes(directory, module, size, packed=packed)
     angles = 2 * config.context * config.head_dim * size * plain
     return Footprint(
         parameters=sum(weight.numel() for weight in meta_module(config).parameters()),

@@ -1,6 +1,6 @@
-"""Modules whose weights stay in the codes of their files."""
+"""Weights of GGUF files."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from pilotfish.errors import ModelError
-from pilotfish.model.grouped import GroupedLinear, GroupedWeight, joined
+from pilotfish.model.grouped import GroupedWeight
 from pilotfish.model.loading.gguf_blocks import BLOCKS, grouped_weight
-from pilotfish.model.loading.shards import Shard, empty_module
 from pilotfish.model.loading.tensors import GGUFTensor, gguf_index, linked_name, weight_files
 
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -29,9 +28,17 @@ class GGUFWeights:
                 raise ModelError(f"model: {changed}; give the file again")
         self._maps = [np.memmap(file, np.uint8, "r") for file in self._files]
 
+        self.names: Collection[str] = self.index.keys()
+
+    def outline(self, name: str) -> GroupedWeight | None:
+        if (tensor := self.index.get(name)) is None or tensor.kind in _TYPES:
+            return None
+        block = BLOCKS[tensor.kind]
+        row = np.zeros((1, tensor.shape[1] // block.inputs * block.size), np.uint8)
+        return grouped_weight(tensor.kind, row, torch.float32)
+
     def read(self, name: str, dtype: torch.dtype) -> Tensor | GroupedWeight:
-        if (tensor := self.index.get(name)) is None:
-            raise ModelError(f"model: {self._files[0]} lacks tensor {name}, which its config.json needs")
+        tensor = self.index[name]
         return self._plain(name, tensor, dtype) if tensor.kind in _TYPES else self._grouped(name, tensor, dtype)
 
     def _plain(self, name: str, tensor: GGUFTensor, dtype: torch.dtype) -> Tensor:
@@ -67,61 +74,3 @@ def _in_halves(rows: Tensor, heads: int) -> Tensor:
     if not heads:
         return rows
     return rows.view(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
-
-
-def load_gguf(directory: Path, config: Any, dtype: torch.dtype) -> Any:
-    """Linear layers keep their codes; a tied head gets those of the embedding, whose rows are dense."""
-    module, weights = empty_module(config, dtype, Shard()), GGUFWeights(directory)
-    module.tie_weights()
-    for name, parameter in list(module.named_parameters()):
-        found, path = weights.read(name, dtype), name.removesuffix(".weight")
-        if found.shape != parameter.shape:
-            raise ModelError(f"model: {directory}: config.json does not fit tensor {name} {list(found.shape)}")
-        owner = module.get_submodule(path) if path != name else None
-        if isinstance(found, GroupedWeight) and isinstance(owner, torch.nn.Linear):
-            module.set_submodule(path, GroupedLinear(found, owner.bias))
-        else:
-            parameter.data = found if isinstance(found, Tensor) else found.dequantized()
-    if config.tie_word_embeddings and isinstance(head := weights.read(_embedding(module), dtype), GroupedWeight):
-        module.lm_head = GroupedLinear(head)
-    return module
-
-
-def _embedding(module: Any) -> str:
-    embedding = module.get_input_embeddings()
-    return next(f"{name}.weight" for name, part in module.named_modules() if part is embedding)
-
-
-def dequantize(module: Any) -> None:
-    """For devices without products of codes."""
-    for path, part in list(module.named_modules()):
-        if isinstance(part, GroupedLinear):
-            linear = torch.nn.Linear(part.in_features, part.out_features, bias=False, device="meta")
-            linear.weight, linear.bias = torch.nn.Parameter(part.weight.dequantized(), requires_grad=False), part.bias
-            module.set_submodule(path, linear)
-    if module.config.tie_word_embeddings:
-        module.lm_head.weight = module.get_input_embeddings().weight
-
-
-def gguf_bytes(directory: Path, module: Any, size: int, *, packed: bool) -> int:
-    """Of all weights of a model on `meta`, `size` bytes an element where they are dense. Queries, keys and values are
-    joined; of a tied head that is dense, packing makes a copy."""
-    index, total, together = gguf_index(directory), 0, dict[str, list[GGUFTensor]]()
-    for name, parameter in module.named_parameters():
-        tensor, path = index[name], name.removesuffix(".weight")
-        linear = path != name and isinstance(module.get_submodule(path), torch.nn.Linear)
-        if linear and tensor.kind in BLOCKS:
-            joint = path[:-6] if path.endswith(("q_proj", "k_proj", "v_proj")) else path
-            together.setdefault(joint, []).append(tensor)
-        else:
-            total += size * parameter.numel()
-    if module.config.tie_word_embeddings:
-        head = index[_embedding(module)]
-        total += _joined_bytes([head]) if head.kind in BLOCKS else size * module.lm_head.weight.numel() * packed
-    return total + sum(map(_joined_bytes, together.values()))
-
-
-def _joined_bytes(tensors: Sequence[GGUFTensor]) -> int:
-    rows = [np.zeros((1, t.shape[1] // BLOCKS[t.kind].inputs * BLOCKS[t.kind].size), np.uint8) for t in tensors]
-    both = joined([grouped_weight(t.kind, row, torch.float32) for t, row in zip(tensors, rows, strict=True)])
-    return both.nbytes // len(both) * sum(tensor.shape[0] for tensor in tensors)

@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,14 @@ from pilotfish.model import attention, experts  # noqa: F401  # attention and ex
 from pilotfish.model.collective import Group, join_ranks
 from pilotfish.model.cuda.graphs import recordable
 from pilotfish.model.devices import kernels_of
+from pilotfish.model.grouped import GroupedLinear
 from pilotfish.model.kernels import Kernels
 from pilotfish.model.kv_planes import element_type
 from pilotfish.model.loading.checkpoint import check_weights, refuse_non_finite, without_decompositions
 from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.loading.footprint import scored_cost
-from pilotfish.model.loading.gguf_weights import dequantize, load_gguf
 from pilotfish.model.loading.metadata import GenerationConfig, one_line, quiet, read_generation_config
+from pilotfish.model.loading.packed_weights import dequantize, load_packed
 from pilotfish.model.loading.quantize import check_quantization, quantize
 from pilotfish.model.loading.shards import load_shard, part_config, refuse_indivisible
 
@@ -70,7 +71,7 @@ def load_model(
     module = module.to(device).eval().requires_grad_(False)
     cost = scored_cost(module, config)
     refuse_non_finite(module, directory)
-    if not config.quant_method:
+    if config.quant_method != "gguf":
         _refuse_untied(module, config, directory)
     if quantization != "none":
         quantize(module, quantization)
@@ -80,6 +81,8 @@ def load_model(
     if device.type == "cpu":
         for tensor in chain(module.parameters(), module.buffers()):
             tensor.data = tensor.data.clone()  # out of the mapped weight files, so that their pages can go
+        for linear in (part for part in module.modules() if isinstance(part, GroupedLinear)):
+            linear.weight = replace(linear.weight, codes=linear.weight.codes.clone())
     records = group is None and kernels.records and recordable(config)
     part = config if group is None else part_config(config, group.shard)
     return LoadedModel(module, config, part, generation, dtype, kv_elements, device, kernels, records, cost)
@@ -91,7 +94,7 @@ def load_weights(directory: Path, config: Any, dtype: torch.dtype, group: Group 
         refuse_indivisible(config, group.shard.ranks)
         return load_shard(directory, config, dtype, group.shard)  # type: ignore[no-any-return]
     if config.quant_method:
-        return load_gguf(directory, config, dtype)  # type: ignore[no-any-return]
+        return load_packed(directory, config, dtype)  # type: ignore[no-any-return]
     try:
         with quiet(), without_decompositions():
             return AutoModelForCausalLM.from_pretrained(  # type: ignore[no-any-return]
@@ -99,6 +102,12 @@ def load_weights(directory: Path, config: Any, dtype: torch.dtype, group: Group 
             )
     except Exception as error:  # safetensors, torch and OS errors have no common base
         raise ModelError(f"model: weights in {directory} cannot be loaded: {one_line(error)}") from error
+
+
+def load_dense(directory: Path, config: Any, dtype: torch.dtype) -> torch.nn.Module:
+    module = load_weights(directory, config, dtype)
+    dequantize(module)
+    return module.requires_grad_(True)
 
 
 def _refuse_untied(module: Any, config: Any, directory: Path) -> None:
