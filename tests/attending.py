@@ -7,31 +7,17 @@ from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.targets.async_engine import AsyncEngine
 from pilotfish.engine.targets.servers import Attendance
 from pilotfish.engine.targets.stream import OpenRequest
+from pilotfish.wire import serving
 from pilotfish.wire.channel import Channel, decoded, encode
-from pilotfish.wire.serving import (
-    ATTEND,
-    SERVER_DECODER,
-    Abort,
-    Beat,
-    Delta,
-    EngineRequest,
-    Failure,
-    Identity,
-    Status,
-    StepProgress,
-    StepReport,
-    Submit,
-    ToServer,
-    ToTarget,
-)
 
-STEP = StepReport(0.0, 0.0, 0.1, 0.0, 0.0, 1, 1, 0, 0, 1, 0, 0.1)
+STEP = serving.StepReport(0.0, 0.0, 0.1, 0.0, 0.0, 1, 1, 0, 0, 1, 0, 0.1)
 LIMIT = 60.0
 TARGET = b"0"
 
 
-def status(incarnation: str = "first") -> Status:
-    return Status(Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0), 0, 0, 4096, 0, incarnation)
+def status(incarnation: str = "first") -> serving.Status:
+    identity = serving.Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0)
+    return serving.Status(identity, 0, 0, 4096, 0, incarnation)
 
 
 def open_requests(engine: AsyncEngine) -> list[OpenRequest]:
@@ -46,26 +32,27 @@ class AttendingServer:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.attendance = Attendance()
-        self.heard: list[ToServer] = []
+        self.heard: list[serving.ToServer] = []
         self.whole = True  # nothing was lost
 
-    def tell(self, message: ToTarget) -> None:
+    def tell(self, message: serving.ToTarget) -> None:
         self.channel.send(TARGET, encode(message))
 
     def submit(self, number: int, tokens: list[int], params: SamplingParams) -> None:
         self.attendance.sent += 1
-        self.tell(Submit(number, self.attendance.incarnation, EngineRequest(tokens, params)))
+        self.tell(serving.Submit(number, self.attendance.incarnation, serving.EngineRequest(tokens, params)))
 
     def abort(self, number: int) -> None:
         self.attendance.sent += 1
-        self.tell(Abort(number, self.attendance.incarnation))
+        self.tell(serving.Abort(number, self.attendance.incarnation))
 
     def hear(self) -> None:
         self.tell(self.attendance.attend())
-        for received in self.channel.receive(ATTEND):
-            message = decoded(SERVER_DECODER, received.frame)
+        for received in self.channel.receive(serving.ATTEND):
+            message = decoded(serving.SERVER_DECODER, received.frame)
             self.heard.append(message)
-            if isinstance(message, Beat | StepProgress | Failure) and self.attendance.incarnation:
+            numbered = isinstance(message, serving.Beat | serving.StepProgress | serving.Failure)
+            if numbered and self.attendance.incarnation:
                 self.whole &= self.attendance.follows(message)
 
     def until(self, kind: type[Any]) -> Any:
@@ -76,14 +63,14 @@ class AttendingServer:
             self.hear()
         return found[0]
 
-    def join(self) -> Status:
+    def join(self) -> serving.Status:
         """Attend until the target is ready, and from then on to this incarnation of it."""
-        status: Status = self.until(Status)
+        status: serving.Status = self.until(serving.Status)
         self.attendance = Attendance(status.incarnation)
         return status
 
-    def deltas(self, number: int) -> list[Delta]:
-        told = [message for message in self.heard if isinstance(message, StepProgress)]
+    def deltas(self, number: int) -> list[serving.Delta]:
+        told = [message for message in self.heard if isinstance(message, serving.StepProgress)]
         return [delta for message in told for delta in message.deltas if delta.id == number]
 
     def output(self, number: int) -> list[int]:

@@ -15,13 +15,8 @@ from pilotfish.engine.processes.process import Ending, WorkerSpec
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
     [
-        "slim_imports",
-        "pytest",
-        "support",
-        "pilotfish.engine.drafts.draft_pool",
-        "pilotfish.engine.prefills.prefill_pool",
-        "pilotfish.cli",
-        "transformers.models.llama.modeling_llama",
+        *("slim_imports", "pytest", "support", "pilotfish.engine.drafts.draft_pool"),
+        *("pilotfish.engine.prefills.prefill_pool", "pilotfish.cli", "transformers.models.llama.modeling_llama"),
     ]
 )
 

@@ -20,15 +20,15 @@ HEADS, KV_HEADS, HEAD_DIM, FFN = 4, 2, 32, 96
 TARGET_LAYERS = 8
 
 
-def write_target(directory: Path, *, hidden: int = 64, vocab: int = 512, layers: int = TARGET_LAYERS) -> TargetFacts:
+def write_target(folder: Path, *, hidden: int = 64, vocab: int = 512, layers: int = TARGET_LAYERS) -> TargetFacts:
     """A target's configuration, embedding and lm_head, and nothing that would run."""
-    directory.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden}
-    write_config(directory, {**config, "num_hidden_layers": layers, "vocab_size": vocab})
+    write_config(folder, {**config, "num_hidden_layers": layers, "vocab_size": vocab})
     draw = Drawing(5)
     names = ("model.embed_tokens.weight", "lm_head.weight")
-    save_file({name: draw(vocab, hidden) for name in names}, directory / "model.safetensors")
-    return TargetFacts.read(directory)
+    save_file({name: draw(vocab, hidden) for name in names}, folder / "model.safetensors")
+    return TargetFacts.read(folder)
 
 
 class Drawing:
@@ -41,20 +41,20 @@ class Drawing:
         return mean + 0.2 * torch.randn(*shape, generator=self._generator)
 
 
-def write_config(directory: Path, fields: Mapping[str, Any]) -> None:
-    (directory / "config.json").write_text(json.dumps(fields))
+def write_config(folder: Path, fields: Mapping[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(fields))
 
 
-def change_config(directory: Path, **changes: Any) -> None:
+def change_config(folder: Path, **changes: Any) -> None:
     """Changes fields; those given as None go."""
-    fields = json.loads((directory / "config.json").read_text()) | changes
-    write_config(directory, {name: value for name, value in fields.items() if value is not None})
+    fields = json.loads((folder / "config.json").read_text()) | changes
+    write_config(folder, {name: value for name, value in fields.items() if value is not None})
 
 
-def change_tensors(directory: Path, changes: Mapping[str, Tensor | None]) -> None:
+def change_tensors(folder: Path, changes: Mapping[str, Tensor | None]) -> None:
     """Adds and replaces tensors; those given as None go."""
-    tensors = load_file(directory / "model.safetensors") | changes
-    save_file({name: x for name, x in tensors.items() if x is not None}, directory / "model.safetensors")
+    tensors = load_file(folder / "model.safetensors") | changes
+    save_file({name: x for name, x in tensors.items() if x is not None}, folder / "model.safetensors")
 
 
 def layer_tensors(
@@ -63,17 +63,11 @@ def layer_tensors(
     """Of one decoder layer; `columns` are those of what its attention gets."""
     columns = columns or hidden
     queries, keys = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-    tensors = {
-        "self_attn.q_proj.weight": draw(queries * (2 if gated else 1), columns),
-        "self_attn.k_proj.weight": draw(keys, columns),
-        "self_attn.v_proj.weight": draw(keys, columns),
-        "self_attn.o_proj.weight": draw(hidden, queries),
-        "mlp.gate_proj.weight": draw(FFN, hidden),
-        "mlp.up_proj.weight": draw(FFN, hidden),
-        "mlp.down_proj.weight": draw(hidden, FFN),
-        "input_layernorm.weight": draw(hidden, mean=1.0),
-        "post_attention_layernorm.weight": draw(hidden, mean=1.0),
-    }
+    shapes = {"q": (queries * (2 if gated else 1), columns), "k": (keys, columns), "v": (keys, columns)}
+    tensors = {f"self_attn.{x}_proj.weight": draw(*shape) for x, shape in {**shapes, "o": (hidden, queries)}.items()}
+    neurons = {"gate": (FFN, hidden), "up": (FFN, hidden), "down": (hidden, FFN)}
+    tensors |= {f"mlp.{x}_proj.weight": draw(*shape) for x, shape in neurons.items()}
+    tensors |= {f"{x}_layernorm.weight": draw(hidden, mean=1.0) for x in ("input", "post_attention")}
     if qk_norm:
         tensors |= {f"self_attn.{x}_norm.weight": draw(HEAD_DIM, mean=1.0) for x in "qk"}
     return tensors
@@ -88,20 +82,10 @@ def vocabulary_tensors(draft_vocab: int, vocab: int) -> dict[str, Tensor]:
 
 
 def decoder_fields(hidden: int, vocab: int, layers: int = 1) -> dict[str, Any]:
-    return {
-        "hidden_size": hidden,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
-        "intermediate_size": FFN,
-        "num_hidden_layers": layers,
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "max_position_embeddings": 2048,
-        "vocab_size": vocab,
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-    }
+    shape = {"hidden_size": hidden, "intermediate_size": FFN, "num_hidden_layers": layers, "vocab_size": vocab}
+    attention = {"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM}
+    others = {"rms_norm_eps": 1e-5, "hidden_act": "silu", "max_position_embeddings": 2048}
+    return {**shape, **attention, **others, "attention_bias": False, "tie_word_embeddings": False}
 
 
 def wrapper_fields(
@@ -109,26 +93,18 @@ def wrapper_fields(
 ) -> dict[str, Any]:
     """speculators' configuration around that of a decoder."""
     greedy = {"proposal_type": "greedy", "speculative_tokens": tokens, "verifier_accept_k": 1, "accept_tolerance": 0.0}
-    return {
-        "architectures": [f"{kind.capitalize()}Speculator"],
-        "speculators_model_type": kind,
-        "speculators_version": "0.9.0",
-        "speculators_config": {
-            "algorithm": kind,
-            "proposal_methods": [greedy],
-            "default_proposal_method": "greedy",
-            "verifier": {"name_or_path": "target", "architectures": ["LlamaForCausalLM"]},
-        },
-        "transformer_layer_config": {"model_type": model_type, **fields},
-        "dtype": "float32",
-    }
+    verifier = {"name_or_path": "target", "architectures": ["LlamaForCausalLM"]}
+    proposal = {"proposal_methods": [greedy], "default_proposal_method": "greedy", "verifier": verifier}
+    names = {"architectures": [f"{kind.capitalize()}Speculator"], "speculators_model_type": kind, "dtype": "float32"}
+    config = {"speculators_version": "0.9.0", "speculators_config": {"algorithm": kind, **proposal}}
+    return {**names, **config, "transformer_layer_config": {"model_type": model_type, **fields}}
 
 
 EAGLE3_DIALECTS = ("safeailab", "speculators", "modelopt", "deepspec")
 
 
 def write_eagle3(
-    directory: Path,
+    folder: Path,
     dialect: str = "speculators",
     *,
     target: TargetFacts,
@@ -160,7 +136,7 @@ def write_eagle3(
     if fields.get("fc_norm"):
         tensors |= {f"fc_norm.{i}.weight": draw(width, mean=1.0) for i in range(len(layers))}
     config = eagle3_config(dialect, target, layers, draft_vocab, decoder_fields(hidden, target.vocab, depth))
-    return write_head(directory, {**config, **fields}, tensors)
+    return write_head(folder, {**config, **fields}, tensors)
 
 
 def eagle3_config(
@@ -177,14 +153,9 @@ def eagle3_config(
             ids = {"eagle_aux_hidden_state_layer_ids": list(layers)}
             return {**wrapper_fields("eagle3", decoder), **reduced, **wide, **ids, "norm_before_residual": True}
         case "modelopt":
-            inner = {
-                "eagle_aux_hidden_state_layer_ids": outputs,
-                "use_aux_hidden_state": True,
-                "use_input_layernorm_in_first_layer": True,
-                "use_last_layernorm": True,
-                "use_mtp_layernorm": False,
-                "next_layer_regular": True,
-            }
+            flags = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm")
+            inner = dict.fromkeys((*flags, "next_layer_regular"), True) | {"use_mtp_layernorm": False}
+            inner |= {"eagle_aux_hidden_state_layer_ids": outputs}
             names = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
             return {**names, **decoder, **reduced, **wide, "eagle_config": inner}
         case "deepspec":
@@ -198,7 +169,7 @@ PEAGLE_DIALECTS = ("speculators", "vllm")
 
 
 def write_peagle(
-    directory: Path,
+    folder: Path,
     dialect: str = "speculators",
     *,
     target: TargetFacts,
@@ -214,7 +185,7 @@ def write_peagle(
     else:
         own = {"eagle_aux_hidden_state_layer_ids": list(layers), "ptd_token_id": MASK, "num_depths": tokens}
     base = "speculators" if dialect == "speculators" else "safeailab"
-    head = write_eagle3(directory, base, target=target, layers=layers, **{**own, **about})
+    head = write_eagle3(folder, base, target=target, layers=layers, **{**own, **about})
     change_tensors(head, {"mask_hidden": 5 * Drawing(9)(1, 1, len(layers) * target.hidden)})
     return head
 
@@ -223,7 +194,7 @@ BLOCK_DIALECTS = ("z-lab", "speculators", "deepspec")
 
 
 def write_block(
-    directory: Path,
+    folder: Path,
     kind: str = "dspark",
     dialect: str = "speculators",
     *,
@@ -254,7 +225,7 @@ def write_block(
     config = block_config(kind, dialect, target, layers, draft_vocab, depth)
     if kind == "dspark":
         config = with_markov(config, dialect, rank, gated, confidence)
-    return write_head(directory, {**config, **fields}, tensors)
+    return write_head(folder, {**config, **fields}, tensors)
 
 
 def markov_tensors(
@@ -322,7 +293,7 @@ _MTP_NAMES["speculators"] = _MTP_NAMES["mimo"]
 
 
 def write_mtp(
-    directory: Path,
+    folder: Path,
     dialect: str = "speculators",
     *,
     target: TargetFacts,
@@ -347,14 +318,12 @@ def write_mtp(
         tensors["model.layers.0.mlp.up_proj.weight"] = draw(FFN, hidden)
     decoder = decoder_fields(target.hidden, target.vocab, target.layers)
     if dialect == "speculators":
-        return write_head(directory, {**wrapper_fields("mtp", decoder, model_type=model_type), **fields}, tensors)
+        return write_head(folder, {**wrapper_fields("mtp", decoder, model_type=model_type), **fields}, tensors)
     model = {"architectures": ["SomeForCausalLM"], "model_type": model_type, "num_nextn_predict_layers": 1}
-    return write_head(directory, {**model, **decoder, "some_field_of_the_model": 7, **fields}, tensors)
+    return write_head(folder, {**model, **decoder, "some_field_of_the_model": 7, **fields}, tensors)
 
 
-def write_eagle1(
-    directory: Path, *, target: TargetFacts, bias: bool = True, normed: bool = False, **fields: Any
-) -> Path:
+def write_eagle1(folder: Path, *, target: TargetFacts, bias: bool = True, normed: bool = False, **fields: Any) -> Path:
     """`normed` is HASS's."""
     draw, hidden = Drawing(), target.hidden
     tensors = {f"layers.0.{name}": x for name, x in layer_tensors(draw, hidden).items()}
@@ -365,17 +334,11 @@ def write_eagle1(
     if normed:
         tensors |= {f"{x}_layernorm.weight": draw(hidden, mean=1.0) for x in ("embedding", "hidden_states")}
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **decoder_fields(hidden, target.vocab)}
-    return write_head(directory, {**config, **({} if bias else {"bias": False}), **fields}, tensors)
+    return write_head(folder, {**config, **({} if bias else {"bias": False}), **fields}, tensors)
 
 
 def write_medusa(
-    directory: Path,
-    dialect: str = "medusa",
-    *,
-    target: TargetFacts,
-    blocks: int = 1,
-    draft_vocab: int = 0,
-    **fields: Any,
+    folder: Path, dialect: str = "medusa", *, target: TargetFacts, blocks: int = 1, draft_vocab: int = 0, **fields: Any
 ) -> Path:
     """Of three heads. The authors' file is a pickle, of a configuration that says 2."""
     draw, hidden, rows = Drawing(), target.hidden, draft_vocab or target.vocab
@@ -394,19 +357,19 @@ def write_medusa(
         reduced = {"truncated_vocab_size": draft_vocab} if draft_vocab else {}
         shape = {"hidden_size": hidden, "vocab_size": target.vocab}
         config = {"model_type": "medusa", "architectures": ["MedusaModel"], **shape, **own, **reduced}
-        return write_head(directory, {**config, **fields}, tensors)
-    directory.mkdir(parents=True, exist_ok=True)
+        return write_head(folder, {**config, **fields}, tensors)
+    folder.mkdir(parents=True, exist_ok=True)
     own = {"medusa_num_heads": 2, "medusa_num_layers": blocks, "base_model_name_or_path": "some/model"}
-    write_config(directory, {**own, **fields})
-    torch.save(tensors, directory / "medusa_lm_head.pt")
-    return directory
+    write_config(folder, {**own, **fields})
+    torch.save(tensors, folder / "medusa_lm_head.pt")
+    return folder
 
 
-def write_head(directory: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    write_config(directory, config)
-    save_file(dict(tensors), directory / "model.safetensors", metadata={"format": "pt"})
-    return directory
+def write_head(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_config(folder, config)
+    save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def refusal(head: Path, target: TargetFacts) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import uvloop
+from json_schemas import object_of
 from programs import Program, memory_bytes, start_server
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -48,17 +49,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "penalties": {"temperature": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.1, "top_p": 0.9},
 }
 #: What outputs must be, so that most are whole within 96 tokens.
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 12},
-        "kind": {"enum": ["function", "class", "größer"]},
-        "sizes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 999}, "maxItems": 3},
-        "at": {"type": "string", "pattern": "^[0-9]{2}:[0-9]{2}$"},
-    },
-    "required": ["name", "kind", "sizes", "at"],
-    "additionalProperties": False,
-}
+SCHEMA = object_of(
+    *("name", "kind", "sizes", "at"),
+    name={"type": "string", "maxLength": 12},
+    kind={"enum": ["function", "class", "größer"]},
+    sizes={"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 999}, "maxItems": 3},
+    at={"type": "string", "pattern": "^[0-9]{2}:[0-9]{2}$"},
+)
 PATTERN = r"[a-z_]{3,12}\([a-z]{1,6}(, [a-z]{1,6}){0,3}\)"
 SUMS = 'start: NUM (("+" | "-") NUM){1,8}\nNUM: /[1-9][0-9]{0,3}/'
 TOOL = {"type": "function", "function": {"name": "measure", "parameters": SCHEMA}}

@@ -111,17 +111,9 @@ DENSE = tuple(kind for kind in KINDS if kind not in MIXTURES)
 def tiny_model(kind: str, seed: int = 0, **options: Any) -> torch.nn.Module:
     """A random model of two small layers, 4 query and 2 key heads of 32. No end-of-sequence token. `options`
     are further fields of its configuration."""
-    shape: dict[str, Any] = {
-        "vocab_size": VOCAB,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "max_position_embeddings": CONTEXT,
-        "initializer_range": 0.2,
-    }
+    shape: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    shape |= {"max_position_embeddings": CONTEXT, "initializer_range": 0.2}
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     config = CONFIG_MAPPING[kind](**{**shape, **special, **KINDS[kind], **options})
     torch.manual_seed(seed)

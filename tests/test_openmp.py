@@ -23,9 +23,7 @@ def test_torch_is_loaded_with_threads_that_sleep_unless_told_otherwise(given: st
     assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
 
 
-def test_torch_that_was_there_before_is_told_of_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_earlier_torch_is_told_of_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.delenv(POLICY)
     monkeypatch.setattr(openmp, "_came_late", False)
     wait_passively()  # torch is loaded in a test
@@ -39,9 +37,7 @@ def test_torch_that_was_there_before_is_told_of_once(
     ]
 
 
-def test_whoever_chose_a_policy_is_not_warned(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_chose_a_policy_is_not_warned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv(POLICY, "active")
     wait_passively()
     warn_of_spinning()

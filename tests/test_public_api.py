@@ -7,44 +7,24 @@ import pilotfish
 
 
 def test_the_public_names() -> None:
-    assert pilotfish.__all__ == [
-        "LLM",
-        "Completion",
-        "Constraint",
-        "RequestOutput",
-        "SamplingParams",
-        "TokenLogprobs",
-        "resolve_pair",
-    ]
+    names = "LLM Completion Constraint RequestOutput SamplingParams TokenLogprobs resolve_pair"
+    assert pilotfish.__all__ == names.split()
     assert all(hasattr(pilotfish, name) for name in pilotfish.__all__)
 
 
 def test_sampling_parameters_and_their_defaults() -> None:
     defaults = dataclasses.asdict(pilotfish.SamplingParams())
     assert defaults == {
-        "temperature": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
+        **dict.fromkeys(("temperature", "top_p", "repetition_penalty"), 1.0),
+        **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty"), 0.0),
+        **dict.fromkeys(("allowed_token_ids", "seed", "logprobs", "prompt_logprobs", "structured_outputs")),
+        **dict.fromkeys(("bad_token_ids", "bad_words", "stop", "stop_token_ids"), ()),
+        **dict.fromkeys(("ignore_eos", "include_stop_str_in_output"), False),
+        **dict.fromkeys(("top_k", "min_tokens"), 0),
         "logit_bias": {},
-        "allowed_token_ids": None,
-        "bad_token_ids": (),
-        "bad_words": (),
-        "seed": None,
         "max_tokens": 128,
-        "min_tokens": 0,
-        "stop": (),
-        "stop_token_ids": (),
-        "ignore_eos": False,
-        "include_stop_str_in_output": False,
         "skip_special_tokens": True,
-        "logprobs": None,
-        "prompt_logprobs": None,
         "n": 1,
-        "structured_outputs": None,
     }
 
 

@@ -39,12 +39,7 @@ from workers import LIMIT
 
 from pilotfish.core.peers import peer as peers
 from pilotfish.core.peers.fields import Peer
-from pilotfish.core.prefilling.prefill_messages import (
-    FromPrefill,
-    PrefillLoad,
-    SegmentBytes,
-    SegmentReady,
-)
+from pilotfish.core.prefilling.prefill_messages import FromPrefill, PrefillLoad, SegmentBytes, SegmentReady
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
 from pilotfish.core.prefilling.segments import SegmentReference
 from pilotfish.engine.engine import Engine
@@ -185,9 +180,7 @@ def test_a_link_that_is_slow(both: Beside) -> None:
 
 @ONE_TRANSPORT
 @pytest.mark.parametrize("writes", [False, True], ids=["read", "written"])
-def test_slots_that_were_given_back_are_not_written(
-    writes: bool, both: Beside, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slots_given_back_are_not_written(writes: bool, both: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
     """An abort does not wait for a segment that is being read, which comes to nothing; it waits for one that is being
     written."""
     assert both.engine.prefills is not None
@@ -222,9 +215,7 @@ def test_slots_that_were_given_back_are_not_written(
 
 
 @ONE_TRANSPORT
-def test_a_request_is_aborted_whose_pool_was_lost_as_its_hand_over_began(
-    both: Beside, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_is_aborted_whose_pool_was_lost_as_it_began(both: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which nobody has taken note yet."""
     assert both.engine.prefills is not None
     machine, pool = both.engine.prefills.handovers.machine, both.pool

@@ -38,6 +38,7 @@ from pilotfish.engine.processes.process import WorkerSpec
 
 #: Seconds of a worker's forward: hand-overs take several.
 PACE = "prefill=40ms"
+Outputs, Start = list[list[int]], Callable[[], ForkedWorker]
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def start(llama: Path, tmp_path: Path) -> Iterator[Callable[[], ForkedWorker]]:
 
 @pytest.fixture
 def engine(
-    start: Callable[[], ForkedWorker],  # noqa: ARG001
+    start: Start,  # noqa: ARG001
     request: pytest.FixtureRequest,
     llama: Path,
     tmp_path: Path,
@@ -91,9 +92,7 @@ MOMENTS: dict[str, Callable[[Engine], bool]] = {
 
 @pytest.mark.parametrize("moment", sized(["in"], list(MOMENTS)))
 @pytest.mark.parametrize("engine", sized(("shm",), tuple(TRANSPORTS)), indirect=True)
-def test_a_worker_is_killed(
-    moment: str, engine: Engine, start: Callable[[], ForkedWorker], expected_outputs: list[list[int]]
-) -> None:
+def test_a_worker_is_killed(moment: str, engine: Engine, start: Start, expected_outputs: Outputs) -> None:
     """Its memory is given back: whoever maps it keeps it from the worker that is started in its place."""
     before, worker = mapped(), start()
     eventually(lambda: served(engine))
@@ -115,9 +114,7 @@ def test_a_worker_is_killed(
 
 
 @pytest.mark.parametrize("engine", sized(("shm",), tuple(TRANSPORTS)), indirect=True)
-def test_a_worker_that_is_stopped_goes_on(
-    engine: Engine, start: Callable[[], ForkedWorker], llama: Path, expected_outputs: list[list[int]]
-) -> None:
+def test_a_worker_that_is_stopped_goes_on(engine: Engine, start: Start, llama: Path, expected_outputs: Outputs) -> None:
     """When it goes on, its leases are over, and the slots that it was to fill are other requests'."""
     with make_engine(llama) as combined:
         others = run(combined, prompts(7), PARAMS)
@@ -127,9 +124,8 @@ def test_a_worker_that_is_stopped_goes_on(
     step_until(engine, lambda: MOMENTS["in"](engine))
     worker.stop()
     assert finish(engine, samples) == expected_outputs
-    assert (
-        set(outcomes(samples)) <= {"gone", "stalled", "whole"} and outcomes(samples).get("whole", 0) < len(LENGTHS) - 1
-    )
+    told = outcomes(samples)
+    assert set(told) <= {"gone", "stalled", "whole"} and told.get("whole", 0) < len(LENGTHS) - 1
     forget(engine.worker.scheduler)
     waiting = submit(engine, seed=7)
     engine.step()
@@ -150,7 +146,7 @@ def hold_leases(target: Path, directory: Path) -> None:
 
 
 def test_a_target_is_killed_that_holds_leases(
-    llama: Path, tmp_path: Path, expected_outputs: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    llama: Path, tmp_path: Path, expected_outputs: Outputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker frees what it held for it when they end; others are served meanwhile."""
     make_quick(monkeypatch)

@@ -8,7 +8,7 @@ from time import sleep
 
 import pytest
 from sizes import in_soak, sized
-from support import assert_idle, eventually, make_engine
+from support import assert_idle, drain, eventually, make_engine
 from workers import LIMIT, PARAMS, PROMPTS, Start, endpoint_in
 
 from pilotfish.core.drafting.draft_sessions import FORGOTTEN
@@ -22,8 +22,7 @@ def submit_all(engine: Engine) -> list[Sample]:
 
 
 def finish(engine: Engine, samples: list[Sample]) -> list[list[int]]:
-    while engine.busy:
-        engine.step()
+    drain(engine)
     assert all(sample.finish_reason == "length" for sample in samples)
     return [sample.token_ids for sample in samples]
 
@@ -111,11 +110,8 @@ def test_requests_aborted_at_random_leave_nothing(pool: Start, llama: Path, draf
         assert engine.remote.drafter.machine.pools[0].score.trees > 0
         engine.abort_all()
         assert_idle(engine)
-        assert (
-            not engine.remote.drafter.machine._by_request
-            and not engine.remote.drafter.machine.sessions
-            and not seen.sessions
-        )
+        machine = engine.remote.drafter.machine
+        assert not machine._by_request and not machine.sessions and not seen.sessions
         # So many frames a second fill the draft's queue. Where a Close is lost, its session is forgotten in the end.
         limit = LIMIT + FORGOTTEN
         eventually(

@@ -196,18 +196,9 @@ def test_other_methods(server: HttpServer) -> None:
 
 
 PATHS = [
-    "/nothing",
-    "//v1/completions",
-    "/v1/completions/",
-    "/v1/models/%00",
-    "/playground/../main.py",
-    "/playground/%2e%2e/main.py",
-    "/playground/..%2f..%2fconfig.py",
-    "/playground/....//main.py",
-    "/playground//etc/passwd",
-    "/playground/%5c..%5cmain.py",
-    "/playground/",
-    "/" + "%ff" * 100,
+    *("/nothing", "//v1/completions", "/v1/completions/", "/v1/models/%00", "/playground/../main.py"),
+    *("/playground/%2e%2e/main.py", "/playground/..%2f..%2fconfig.py", "/playground/....//main.py"),
+    *("/playground//etc/passwd", "/playground/%5c..%5cmain.py", "/playground/", "/" + "%ff" * 100),
 ]
 
 

@@ -17,9 +17,7 @@ BULKY = completion(max_tokens=1500, n=4, logprobs=20, stream=True)
 
 @pytest.mark.parametrize("leave", [socket.socket.close, reset])
 @pytest.mark.parametrize("stream", [True, False])
-def test_what_a_client_that_goes_away_held_is_free(
-    stream: bool, leave: Callable[[socket.socket], None], server: HttpServer
-) -> None:
+def test_a_gone_client_holds_nothing(stream: bool, leave: Callable[[socket.socket], None], server: HttpServer) -> None:
     settle(server)
     for first in sized((0, 5), (0, 5, 10)):
         waiting = [dial(server) for _ in range(5)]

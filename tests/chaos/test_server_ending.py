@@ -65,9 +65,7 @@ def test_a_server_that_is_killed_leaves_nothing(llama: Path, draft: Path, tmp_pa
 
 
 @in_soak
-def test_a_server_that_is_told_to_end_while_its_target_starts_leaves_nothing(
-    llama: Path, draft: Path, tmp_path: Path
-) -> None:
+def test_a_server_ended_while_its_target_starts_leaves_nothing(llama: Path, draft: Path, tmp_path: Path) -> None:
     """The target has begun draft workers, and still imports what it needs itself."""
     server = LiveServer(llama, draft=draft, mode="async")
     try:

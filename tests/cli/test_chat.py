@@ -142,9 +142,7 @@ def test_a_pipe_gets_answers_and_nothing_else(chat: Any, engine: Engine) -> None
         (b"a b " * 30, ("--kv-slots", 64), ["KV slots; the pool has 64"]),
     ],
 )
-def test_a_turn_that_cannot_be_served_is_dropped(
-    chat: Any, turn: bytes, options: tuple[object, ...], named: list[str]
-) -> None:
+def test_a_turn_that_fails_is_dropped(chat: Any, turn: bytes, options: tuple[object, ...], named: list[str]) -> None:
     result, without = chat(b"a\n" + turn + b"\n", *options), chat("a\n")
     assert (result.code, result.stdout) == (0, without.stdout)
     (line,) = result.stderr.splitlines()
@@ -235,9 +233,7 @@ def plain(text: str) -> str:
 
 
 @pytest.mark.usefixtures("colours")
-def test_people_see_who_wrote_what_and_what_it_cost(
-    drafted: Engine, typed: Type, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_people_see_who_wrote_and_the_cost(drafted: Engine, typed: Type, capfd: pytest.CaptureFixture[str]) -> None:
     typed("x = [1, 2,", "/help", "/fly")
     talk = conversation(drafted, max_tokens=40, stop=("\0", "e"), min_tokens=20)
     converse(talk, TerminalScreen(drafts=True))
@@ -259,9 +255,7 @@ def test_text_is_the_drafts_where_its_token_let_it_out(drafted: Engine) -> None:
     assert all(drafted + own == printable_output(text) for drafted, own, text in pieces)
 
 
-def test_without_colours_there_is_the_text_alone(
-    drafted: Engine, typed: Type, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_colours_the_text_is_alone(drafted: Engine, typed: Type, capfd: pytest.CaptureFixture[str]) -> None:
     typed("a")
     talk = conversation(drafted)
     converse(talk, TerminalScreen(drafts=True))

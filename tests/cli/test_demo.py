@@ -216,9 +216,7 @@ def test_the_pace_is_one_that_is_held(config: EngineConfig, target: list[float],
 
 
 @pytest.mark.parametrize(("taken", "stretch"), [(1.5, 3.6), (0.9, 2.4)])
-def test_a_pace_that_was_not_held_is_stretched_by_what_it_lacked(
-    config: EngineConfig, taken: float, stretch: float
-) -> None:
+def test_a_pace_not_held_is_stretched_by_what_it_lacked(config: EngineConfig, taken: float, stretch: float) -> None:
     """By a margin at least: some forwards were late."""
     assert slower_scene(paced_scene("tiny", config, 2.0), [pacer(*[taken] * 500)]).stretch == stretch
 

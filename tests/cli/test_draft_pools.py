@@ -74,9 +74,7 @@ def test_a_pool_that_refuses(reason: str, generate: Run, where: str, caplog: pyt
     assert caplog.messages == [f"draft_pool: {where} refused: {reason}; the target serves without it"]
 
 
-def test_a_refusal_gives_no_commands_to_the_terminal(
-    generate: Run, where: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refusal_gives_the_terminal_no_commands(generate: Run, where: str, caplog: pytest.LogCaptureFixture) -> None:
     reason = "no\x1b[2J\x1b]0;owned\x07\r\npilotfish: all is well\x9b\u202e"
     frame = msgspec.msgpack.encode({"type": "refuse", "session": 0, "generation": 0, "reason": reason})
     with answering(where, frame):

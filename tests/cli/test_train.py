@@ -73,15 +73,10 @@ def test_a_draft_starts_from_a_model_or_a_shape(pilotfish, calls: list[Any], tmp
 @pytest.mark.parametrize(
     "options",
     [
-        ("pair", "--target-shape", "1,2"),
-        ("pair", "--draft-shape", "a,b,c,d,e"),
-        ("pair", "--threads", -1),
-        ("pair", "--source", "/nowhere"),
-        ("head", "--kind", "eagle9"),
-        ("head", "--kind", "eagle3", "--feature-layers", "a"),
-        ("head", "--kind", "mtp", "--target", "/nowhere"),
-        ("distil", "--draft", "1,2"),
-        ("distil", "--draft", "1,64,3,2,64"),
+        *(("pair", "--target-shape", "1,2"), ("pair", "--draft-shape", "a,b,c,d,e"), ("pair", "--threads", -1)),
+        *(("pair", "--source", "/nowhere"), ("head", "--kind", "eagle9")),
+        *(("head", "--kind", "eagle3", "--feature-layers", "a"), ("head", "--kind", "mtp", "--target", "/nowhere")),
+        *(("distil", "--draft", "1,2"), ("distil", "--draft", "1,64,3,2,64")),
         ("distil", "--draft", "/nowhere", "--sequence-length", 5),
     ],
 )

@@ -122,9 +122,7 @@ def test_a_chat_template_that_is_none(refused: Refused, llama: Path) -> None:
     assert line.startswith("chat_template: it is no Jinja template: line 2: ")
 
 
-def test_defaults_of_the_model_and_of_ours_can_be_left_out(
-    configured: Configured, refused: Refused, llama: Path
-) -> None:
+def test_the_models_defaults_and_ours_can_be_left_out(configured: Configured, refused: Refused, llama: Path) -> None:
     plain = configured(llama).server
     changed = configured(llama, "--generation-config", "vllm", "--no-special-in-user-text").server
     assert [one.generation_config for one in (plain, changed)] == ["auto", "vllm"]

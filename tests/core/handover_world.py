@@ -418,15 +418,10 @@ def _with_salt_of(sent: bytes, frame: bytes) -> bytes:
 
 #: What can be told of a segment that is not so, and shows.
 LIES: tuple[Callable[[SegmentReference], SegmentReference], ...] = (
-    lambda r: replace(r, number=r.number + 1),
-    lambda r: replace(r, first=r.first + 1),
-    lambda r: replace(r, tokens=r.tokens + 1),
-    lambda r: replace(r, layer=LAYERS),
-    lambda r: replace(r, size=r.size + 2),
-    lambda r: replace(r, place=PLACES),
-    lambda r: replace(r, place=(r.place + 1) % PLACES),
-    lambda r: replace(r, epoch=r.epoch + 1),
-    lambda r: replace(r, content=r.content ^ 1),
-    lambda r: replace(r, layout=bytes(16)),
+    *(lambda r: replace(r, number=r.number + 1), lambda r: replace(r, first=r.first + 1)),
+    *(lambda r: replace(r, tokens=r.tokens + 1), lambda r: replace(r, layer=LAYERS)),
+    *(lambda r: replace(r, size=r.size + 2), lambda r: replace(r, place=PLACES)),
+    *(lambda r: replace(r, place=(r.place + 1) % PLACES), lambda r: replace(r, epoch=r.epoch + 1)),
+    *(lambda r: replace(r, content=r.content ^ 1), lambda r: replace(r, layout=bytes(16))),
     lambda r: replace(r, sequence=bytes(16)),
 )

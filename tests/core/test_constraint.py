@@ -10,49 +10,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import paths_of
 
-from pilotfish.core.sampling.constraint import (
-    FORCED,
-    MAX_LENGTH,
-    Bits,
-    Constraint,
-    FollowedGrammar,
-    MaskedPaths,
-    constrained,
-    masks_when_asked,
-    words,
-)
+from pilotfish.core.sampling import constraint as constraints
 from pilotfish.core.trees.tree import GRAMMAR, LM, ROOT, Guesses
 from pilotfish.errors import ParameterError
 
 
 def test_a_schema_is_taken_as_an_object_and_as_text() -> None:
     schema = {"type": "string", "enum": ["ä"]}
-    assert Constraint.json(schema) == Constraint.json('{"type": "string", "enum": ["ä"]}')
-    assert json.loads(Constraint.json(True).text) is True
+    assert constraints.Constraint.json(schema) == constraints.Constraint.json('{"type": "string", "enum": ["ä"]}')
+    assert json.loads(constraints.Constraint.json(True).text) is True
 
 
 def test_a_choice_is_a_grammar_of_literals() -> None:
-    assert Constraint.choice(["yes", 'a "b"\n']).text == 'start: TEXT\nTEXT: "yes" | "a \\"b\\"\\n"'
+    assert constraints.Constraint.choice(["yes", 'a "b"\n']).text == 'start: TEXT\nTEXT: "yes" | "a \\"b\\"\\n"'
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["a", ""]])
 def test_an_empty_choice_is_refused(texts: list[str]) -> None:
     with pytest.raises(ParameterError, match=r"^structured_outputs: .* a choice of one or more texts"):
-        Constraint.choice(texts)
+        constraints.Constraint.choice(texts)
 
 
-@pytest.mark.parametrize("text", ["", "a" * (MAX_LENGTH + 1)])
+@pytest.mark.parametrize("text", ["", "a" * (constraints.MAX_LENGTH + 1)])
 def test_a_text_of_another_length_is_refused(text: str) -> None:
-    for make in (Constraint.json, Constraint.regex, Constraint.grammar):
+    for make in (constraints.Constraint.json, constraints.Constraint.regex, constraints.Constraint.grammar):
         with pytest.raises(ParameterError, match=f"^structured_outputs: '{len(text)} characters' is not allowed"):
             make(text)
 
 
 def test_it_travels() -> None:
-    constraint = Constraint("regex", "a+", after=[3, 4])
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(constraint), type=Constraint) == constraint
+    constraint = constraints.Constraint("regex", "a+", after=[3, 4])
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(constraint), type=constraints.Constraint) == constraint
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({"kind": "lua", "text": "a"}, Constraint)
+        msgspec.convert({"kind": "lua", "text": "a"}, constraints.Constraint)
 
 
 # -- trees
@@ -86,16 +76,16 @@ class Sentences:
             forced += choices
         return forced
 
-    def mask(self, path: Sequence[int], bits: Bits) -> None:
+    def mask(self, path: Sequence[int], bits: constraints.Bits) -> None:
         bits[:] = 0
         for token in self.next(path):
             bits[token // 32] |= np.array(1 << token % 32, np.uint32).view(np.int32)
 
 
 def test_a_guess_of_what_is_forced_keeps_its_score_and_name() -> None:
-    kept = constrained(Guesses.chain([1], [-2.0], LM), Sentences([1, 2]), 16)
+    kept = constraints.constrained(Guesses.chain([1], [-2.0], LM), Sentences([1, 2]), 16)
     assert (kept.tokens, kept.origins) == ([1, 2], [LM, GRAMMAR])
-    assert kept.scores == pytest.approx([-2.0, -2.0 + FORCED])
+    assert kept.scores == pytest.approx([-2.0, -2.0 + constraints.FORCED])
 
 
 @given(
@@ -110,27 +100,29 @@ def test_every_node_is_legal_and_the_best_stay(
     for parent, token, score in nodes:
         tree.add(parent - 1 if parent - 1 < len(tree) else ROOT, token, score, LM)
     legal = {path for path in set(paths_of(tree.tree())) if all(state.allows(path[: i + 1]) for i in range(len(path)))}
-    whole = constrained(tree, state, 1000)
+    whole = constraints.constrained(tree, state, 1000)
     assert legal <= set(paths_of(whole.tree()))
     assert all(state.allows(path) for path in set(paths_of(whole.tree())))
     forced = {(*p, *state.forced(p)[: i + 1]) for p in [(), *legal] for i in range(len(state.forced(p)))}
     assert set(paths_of(whole.tree())) == legal | forced
-    kept = constrained(tree, state, most)
+    kept = constraints.constrained(tree, state, most)
     assert len(kept) == min(most, len(whole))
     assert sorted(kept.scores) == sorted(sorted(whole.scores)[len(whole) - len(kept) :])
 
 
 def test_masks_are_in_the_order_of_their_paths() -> None:
     one, other = Sentences([1, 2], [1, 40]), Sentences([63])
-    asked = masks_when_asked([MaskedPaths(one, [[], [1]]), MaskedPaths(other, [[]])], 64)
+    asked = constraints.masks_when_asked(
+        [constraints.MaskedPaths(one, [[], [1]]), constraints.MaskedPaths(other, [[]])], 64
+    )
     got = [np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist() for row in asked()]
     assert got == [[1], [2, 40], [63]]
-    assert asked().shape == (3, words(64))
+    assert asked().shape == (3, constraints.words(64))
 
 
 def test_a_grammar_that_comes_late_catches_up() -> None:
     states: list[Sentences | None] = [None, None, Sentences([1, 2, 3, 4])]
-    followed = FollowedGrammar(lambda: states.pop(0), [1])
+    followed = constraints.FollowedGrammar(lambda: states.pop(0), [1])
     assert followed.state() is None
     followed.extend([2])
     assert followed.state() is None

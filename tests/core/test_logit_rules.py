@@ -39,9 +39,7 @@ def test_counts_are_those_of_output_and_path(prompt: list[int], output: list[int
 
 
 @given(prompt=TOKENS, output=TOKENS, path=TOKENS, bad=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3)))
-def test_a_bad_sequence_is_never_completed(
-    prompt: list[int], output: list[int], path: list[int], bad: list[list[int]]
-) -> None:
+def test_bad_sequences_never_come(prompt: list[int], output: list[int], path: list[int], bad: list[list[int]]) -> None:
     found = LogitRules.of(SamplingParams(), prompt, NO_STOPS, bad)
     if found is None:
         assert not bad
@@ -75,12 +73,8 @@ def test_a_request_extends_its_rules_by_what_it_commits() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("logit_bias", {6: 1.0}),
-        ("allowed_token_ids", (6,)),
-        ("bad_token_ids", (7,)),
-        ("stop_token_ids", (6,)),
-        ("allowed_token_ids", ()),
-        ("bad_token_ids", tuple(range(6))),
+        *(("logit_bias", {6: 1.0}), ("allowed_token_ids", (6,)), ("bad_token_ids", (7,))),
+        *(("stop_token_ids", (6,)), ("allowed_token_ids", ()), ("bad_token_ids", tuple(range(6)))),
     ],
 )
 def test_impossible_token_ids_are_refused(field: str, value: Any) -> None:

@@ -102,13 +102,8 @@ def test_the_best_nodes_of_all_trees() -> None:
 def test_everyone_is_told() -> None:
     drafters, trees = [Mock(spec=Drafter), Mock(spec=Drafter)], Forest.of([Guesses(), Guesses()])
     told = [
-        call.expect(REQUESTS),
-        call.verified(REQUESTS, trees),
-        call.commit(REQUESTS[1], [3, 4]),
-        call.gather(),
-        call.flush(),
-        call.pause(REQUESTS[0]),
-        call.close(REQUESTS[1]),
+        *(call.expect(REQUESTS), call.verified(REQUESTS, trees), call.commit(REQUESTS[1], [3, 4])),
+        *(call.gather(), call.flush(), call.pause(REQUESTS[0]), call.close(REQUESTS[1])),
     ]
     combined = CombinedDrafter(drafters)
     for name, arguments, _ in told:

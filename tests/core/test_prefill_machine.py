@@ -294,10 +294,7 @@ def test_the_last_segment_is_followed_by_done(bench: Bench) -> None:
 
 CHANGES: list[dict[str, Any]] = [
     *({name: 7} for name in ("epoch", "handover", "number", "first", "tokens", "layer", "layers", "place", "size")),
-    {"place": 1 << 20},
-    {"layout": bytes(16)},
-    {"content": 1},
-    {"mac": bytes(16)},
+    *({"place": 1 << 20}, {"layout": bytes(16)}, {"content": 1}, {"mac": bytes(16)}),
 ]
 
 

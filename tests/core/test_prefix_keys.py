@@ -107,13 +107,10 @@ def test_a_key_is_known_to_whom_it_was_told_alone() -> None:
     assert known.find(b"one", SALT, first) == whole[:SIZE] and known.find(b"one", SALT, second) == whole
     assert known.find(b"one", SALT, text_root(SALT)) == []
     for target, salt, key in (
-        (b"two", SALT, second),
-        (b"one", None, second),
-        (b"one", b"t" * 16, second),
+        *((b"two", SALT, second), (b"one", None, second), (b"one", b"t" * 16, second)),
         (b"one", SALT, text_root(None)),
         (b"one", SALT, hashlib.sha256(text_root(SALT) + np.array(whole[: SIZE - 1], "<u4").tobytes()).digest()),
-        (b"one", SALT, prefix_keys.prefix_keys(first, whole[:SIZE])[0]),
-        (b"one", SALT, b"k" * 32),
+        *((b"one", SALT, prefix_keys.prefix_keys(first, whole[:SIZE])[0]), (b"one", SALT, b"k" * 32)),
     ):
         assert known.find(target, salt, key) is None
     known.forget(b"one")

@@ -9,15 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
+from pilotfish.core.routing import held_prefixes
 from pilotfish.core.routing.autoscaling import CALM, GOAL, targets_wanted
-from pilotfish.core.routing.held_prefixes import (
-    ROUTING_KEY_BYTES,
-    Held,
-    HeldCopies,
-    HeldPrefixes,
-    RoutingKey,
-    routing_keys,
-)
+from pilotfish.core.routing.held_prefixes import Held, HeldCopies, HeldPrefixes, RoutingKey, routing_keys
 from pilotfish.core.routing.router import ReplicaLoad, Router, RouteRequest
 
 REPLICAS = ["a", "b", "c", "d"]
@@ -149,9 +143,7 @@ loads = st.builds(ReplicaLoad, *[st.integers(0, 5000)] * 2, *[st.integers(0, 20)
 
 
 @given(st.lists(st.tuples(st.sampled_from(REPLICAS), loads | st.none()), max_size=30), st.data())
-def test_more_to_do_never_makes_a_replica_chosen(
-    events: list[tuple[str, ReplicaLoad | None]], data: st.DataObject
-) -> None:
+def test_more_to_do_chooses_no_replica(events: list[tuple[str, ReplicaLoad | None]], data: st.DataObject) -> None:
     """Whatever was reported and promised before. None: a request is routed."""
     candidates = data.draw(st.lists(st.sampled_from(REPLICAS), min_size=1, unique=True))
     busier, routers = data.draw(st.sampled_from(candidates)), (Router(), Router())
@@ -172,7 +164,7 @@ def test_more_to_do_never_makes_a_replica_chosen(
 # -- what servers know
 
 
-KEYS = [bytes([number]) * ROUTING_KEY_BYTES for number in range(8)]
+KEYS = [bytes([number]) * held_prefixes.ROUTING_KEY_BYTES for number in range(8)]
 changes = st.lists(st.tuples(st.booleans(), st.sets(st.sampled_from(KEYS))))
 
 
@@ -180,7 +172,7 @@ def test_tenants_have_other_keys_for_the_same_tokens() -> None:
     tokens = list(range(2 * OBJECT_TOKENS))
     keys = [key for salt in (None, "", "a", "b") for key in routing_keys(salt, tokens)]
     assert len(set(keys)) == 8
-    assert {len(key) for key in keys} == {ROUTING_KEY_BYTES}
+    assert {len(key) for key in keys} == {held_prefixes.ROUTING_KEY_BYTES}
 
 
 @given(st.lists(changes, max_size=6), st.integers(0, 6))

@@ -27,14 +27,7 @@ from pilotfish.core.drafting import draft_sessions, messages
 from pilotfish.core.drafting import pools as target_pools
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_machine import REPORT, SILENCE, DraftMachine
-from pilotfish.core.drafting.draft_sessions import (
-    FORGOTTEN,
-    DraftSession,
-    LevelPart,
-    SessionKey,
-    SessionTable,
-    add_children,
-)
+from pilotfish.core.drafting.draft_sessions import DraftSession, LevelPart, SessionKey, SessionTable, add_children
 from pilotfish.core.drafting.level_choice import LevelShape
 from pilotfish.core.drafting.pools import DraftPool, RemoteSession, SessionState
 from pilotfish.core.drafting.target_machine import RemoteOptions, TargetMachine
@@ -427,7 +420,7 @@ class World(Lines):
             self.close(0)
         self._deliver_all()
         assert not any(session in draft.table for session in agreed for draft in self.drafts)
-        until = self.now + max(FORGOTTEN, SILENCE) + 2 * REPORT
+        until = self.now + max(draft_sessions.FORGOTTEN, SILENCE) + 2 * REPORT
         while self.now < until:
             self.now += REPORT
             self.tick()

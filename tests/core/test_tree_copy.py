@@ -173,9 +173,7 @@ def test_a_draft_that_begins_anew_after_a_commit_knows_better() -> None:
 
 
 @given(plausible(), st.lists(st.integers(0, 3), max_size=2), st.integers(0, 18))
-def test_the_best_are_the_likeliest_and_the_older_of_equals(
-    nodes: list[tuple[int, int, int, float]], committed: list[int], count: int
-) -> None:
+def test_the_best_are_the_likeliest(nodes: list[tuple[int, int, int, float]], committed: list[int], count: int) -> None:
     """Below the root, whatever it is; nodes of a later push are the younger ones."""
     copy = TreeCopy(5, VOCAB, 100)
     half = len(nodes) // 2

@@ -165,6 +165,9 @@ def test_base_vocabularies_are_equal_or_not(target: dict[str, int], draft: dict[
     assert difference(target, draft) == reason
 
 
+CLEAR = "\x1b[2J"
+
+
 @pytest.mark.parametrize(
     ("target", "draft", "reason"),
     [
@@ -174,11 +177,7 @@ def test_base_vocabularies_are_equal_or_not(target: dict[str, int], draft: dict[
         ({7: "<x>", 8: "<y>"}, {8: "<y>", 9: "<z>"}, None),
         ({7: "<x>"}, {8: "<x>"}, "token '<x>' has id 7 in the target and id 8 in the draft; 1 tokens differ"),
         ({7: "<x>"}, {7: "<y>"}, "token '<x>' has id 7 in the target and no id in the draft; 2 tokens differ"),
-        (
-            {7: "\x1b[2J"},
-            {8: "\x1b[2J"},
-            "token '\\x1b[2J' has id 7 in the target and id 8 in the draft; 1 tokens differ",
-        ),
+        ({7: CLEAR}, {8: CLEAR}, "token '\\x1b[2J' has id 7 in the target and id 8 in the draft; 1 tokens differ"),
     ],
 )
 def test_added_tokens_may_be_missing_but_not_differ(

@@ -43,9 +43,7 @@ def tables(draw: st.DrawFn, whole: bool = True) -> TokenTable:
     longer = st.lists(st.sampled_from(BYTES), min_size=2, max_size=4).map(b"".join)
     least = BYTES if whole else draw(st.lists(st.sampled_from(BYTES), unique=True))
     plain = draw(st.permutations([*least, *draw(st.lists(longer, max_size=12, unique=True))]))
-    return table(
-        list(dict.fromkeys(plain)), draw(st.lists(st.sampled_from(MARKS), unique=True)), draw(st.integers(0, 1))
-    )
+    return table([*dict.fromkeys(plain)], draw(st.lists(st.sampled_from(MARKS), unique=True)), draw(st.integers(0, 1)))
 
 
 def sayings(target: TokenTable) -> st.SearchStrategy[list[int]]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from inline_drafts import inline_drafts
+from json_schemas import object_of
 from sizes import paired, sized
 from support import SNIPPETS, VOCAB, RandomDrafter, assert_idle, drain, edit_config, make_engine, run, write_model
 from transformers import AutoModelForCausalLM
@@ -30,16 +31,9 @@ MODES: dict[str, dict[str, Any]] = {
     "async": {"mode": "async", "drafter": "lm", "nodes": 8},
     "small pool": {"mode": "sync", "drafter": "lm+ngram", "nodes": 8, "levels": 3, "width": 3, "kv_slots": 200},
 }
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 8},
-        "kind": {"enum": ["red", "green", "größer"]},
-        "counts": {"type": "array", "items": {"type": "integer", "minimum": -5, "maximum": 700}, "maxItems": 3},
-    },
-    "required": ["name", "kind", "counts"],
-    "additionalProperties": False,
-}
+COUNTS = {"type": "array", "items": {"type": "integer", "minimum": -5, "maximum": 700}, "maxItems": 3}
+KIND = {"enum": ["red", "green", "größer"]}
+SCHEMA = object_of("name", "kind", "counts", name={"type": "string", "maxLength": 8}, kind=KIND, counts=COUNTS)
 CONSTRAINTS = [
     Constraint.json(SCHEMA, compact=True),
     Constraint.regex(r"[a-f]{2,9}-\d{3}"),
@@ -52,9 +46,7 @@ CONSTRAINTS = [
 MANY = (
     *CONSTRAINTS,
     Constraint.json({"type": "array", "items": {"enum": ["a", "ab", 12, None]}, "maxItems": 3}),
-    Constraint.regex("a*"),
-    Constraint.regex("()"),
-    Constraint.regex("[ -~]{0,12}"),
+    *(Constraint.regex("a*"), Constraint.regex("()"), Constraint.regex("[ -~]{0,12}")),
     Constraint.grammar('start: "(" start ")" | "x" | "xyzzy" start'),
     Constraint.grammar('start: start start | "a"'),
 )

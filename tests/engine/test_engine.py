@@ -229,9 +229,7 @@ def test_guesses_that_are_none_change_nothing(llama: Path, off: Engine, budget: 
 
 
 @pytest.mark.parametrize("broken", ["forward", "log-probabilities"])
-def test_a_step_that_fails_frees_what_it_held(
-    llama: Path, draft: Path, broken: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_step_frees_its_slots(llama: Path, draft: Path, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The requests in it end, one that waits runs on."""
     engine = make_engine(llama, draft=draft, max_requests=2, **SYNC)
     samples = [engine.submit(snippet, params(logprobs=1))[0] for snippet in SNIPPETS[:3]]
@@ -247,9 +245,7 @@ def test_a_step_that_fails_frees_what_it_held(
     assert_idle(engine)
 
 
-def test_a_draft_of_a_shorter_context_rests_where_it_ends(
-    llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_draft_rests_where_its_context_ends(llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     short = write_model(tmp_path / "short", "llama", max_position_embeddings=64)
     with caplog.at_level("INFO", "pilotfish.engine.heads"):
         engine = make_engine(llama, draft=short, **SYNC)
@@ -265,9 +261,7 @@ def test_a_draft_of_a_shorter_context_rests_where_it_ends(
     assert_idle(engine)
 
 
-def test_a_drafter_in_place_of_the_configured_one_needs_no_workers(
-    llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drafter_in_its_place_needs_no_workers(llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = run(make_engine(llama), SNIPPETS[:1], [params()])
     started: list[EngineConfig] = []
     monkeypatch.setattr(engines, "RemoteDrafts", started.append)

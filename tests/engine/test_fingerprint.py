@@ -13,14 +13,7 @@ from support import edit_config, edit_tensors, make_engine, write_model
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.prefilling.segments import KVIdentity
-from pilotfish.engine.fingerprint import (
-    _operations,
-    fingerprint,
-    kv_fingerprint,
-    kv_identity,
-    output_facts,
-    read_weights,
-)
+from pilotfish.engine import fingerprint as identities
 from pilotfish.engine.memory import load_configured
 from pilotfish.engine.targets.status import identity_of
 from pilotfish.model.executor import TorchExecutor
@@ -35,8 +28,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def of(directory: Path, **fields: Any) -> str:
     with make_engine(directory, **fields) as engine:
-        facts = output_facts(engine.config, engine.executor, engine.tokenizer)
-        return fingerprint(facts, read_weights(directory).result(60.0))
+        facts = identities.output_facts(engine.config, engine.executor, engine.tokenizer)
+        return identities.fingerprint(facts, identities.read_weights(directory).result(60.0))
 
 
 def copied(model: Path, tmp_path: Path) -> Path:
@@ -53,11 +46,11 @@ def test_each_byte_of_the_weights_counts(model: Path, tmp_path: Path) -> None:
     edit_tensors(other, lambda tensors: list(tensors.values())[-1].view(-1)[-1:].add_(1e-3))
     assert of(model) != of(other)
     path = other / "model.safetensors"
-    before = read_weights(other).result(60.0)
+    before = identities.read_weights(other).result(60.0)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    assert read_weights(other).result(60.0) != before
+    assert identities.read_weights(other).result(60.0) != before
 
 
 def change_end(directory: Path) -> None:
@@ -76,9 +69,7 @@ def add_token(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [change_end, add_token])
-def test_what_ends_an_output_and_what_makes_text_count(
-    model: Path, tmp_path: Path, change: Callable[[Path], None]
-) -> None:
+def test_what_ends_outputs_and_makes_text_counts(model: Path, tmp_path: Path, change: Callable[[Path], None]) -> None:
     other = copied(model, tmp_path)
     change(other)
     assert of(model) != of(other)
@@ -105,7 +96,7 @@ def test_on_a_card_its_name_and_the_kernels_sources_count(model: Path, monkeypat
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H200")
     for sources in ("a", "a", "b"):
         monkeypatch.setattr(Path, "read_text", lambda *_, sources=sources: sources)
-        found.append(_operations(EngineConfig(target=model), executor))
+        found.append(identities._operations(EngineConfig(target=model), executor))
     assert found[0] == found[1] != found[2] and found[0].startswith("H200 ")
 
 
@@ -117,7 +108,7 @@ def test_the_digest_of_a_tokenizer_does_not_depend_on_its_calls(model: Path) -> 
 
 
 def test_weights_that_cannot_be_read_are_told_to_whoever_asks(tmp_path: Path) -> None:
-    assert "no safetensors weights" in str(read_weights(tmp_path).exception(60.0))
+    assert "no safetensors weights" in str(identities.read_weights(tmp_path).exception(60.0))
 
 
 # -- of KV
@@ -126,7 +117,7 @@ def test_weights_that_cannot_be_read_are_told_to_whoever_asks(tmp_path: Path) ->
 def identity(directory: Path, tap: FeatureTap | None = None, **fields: Any) -> KVIdentity:
     config = EngineConfig(target=directory, **{"dtype": "float32", **fields})
     executor = TorchExecutor(load_configured(config, directory, config.max_model_len), num_slots=64, tap=tap)
-    return kv_identity(config, executor, load_tokenizer(directory))
+    return identities.kv_identity(config, executor, load_tokenizer(directory))
 
 
 def test_a_copy_of_a_model_has_the_same_identity(model: Path, tmp_path: Path) -> None:
@@ -172,7 +163,7 @@ def test_features_are_a_part_of_an_identity(model: Path) -> None:
     config = EngineConfig(target=model, dtype="float32")
     loaded = load_configured(config, model)
     executors = [TorchExecutor(loaded, num_slots=64, tap=tap) for tap in (None, *taps)]
-    assert len({kv_fingerprint(config, executor) for executor in executors}) == 3
+    assert len({identities.kv_fingerprint(config, executor) for executor in executors}) == 3
 
 
 def test_the_layout_of_8_bits_has_its_scales(model: Path) -> None:

@@ -54,9 +54,7 @@ def from_where(sample: Sample) -> set[str]:
 
 
 @pytest.mark.parametrize(("mode", "tier"), paired(list(MODES), ["host", "disk"]))
-def test_what_the_pool_evicted_comes_back(
-    tier: str, mode: str, llama: Path, draft: Path, plain: Engine, tmp_path: Path
-) -> None:
+def test_evicted_kv_comes_back(tier: str, mode: str, llama: Path, draft: Path, plain: Engine, tmp_path: Path) -> None:
     where = {"kv_host_memory": 0.01} if tier == "host" else {"kv_disk": tmp_path / "kv", "kv_disk_size": 0.01}
     asked = params(8)
     with make_engine(llama, draft=draft, kv_slots=SLOTS, **MODES[mode], **where) as engine:

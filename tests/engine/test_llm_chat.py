@@ -97,9 +97,7 @@ def test_messages_are_those_of_the_server(llm: LLM) -> None:
         (ASKED, {"chat_template": "{% if %}"}, "chat_template: it is no Jinja template: line 1: "),
     ],
 )
-def test_what_is_wrong_is_named_before_anything_runs(
-    llm: LLM, messages: Any, options: dict[str, Any], message: str
-) -> None:
+def test_errors_are_named_before_anything_runs(llm: LLM, messages: Any, options: dict[str, Any], message: str) -> None:
     assert refused(InputError, llm.chat, messages, P, **options).startswith(message)
     assert_idle(llm.engine)
 

@@ -32,9 +32,7 @@ PRECISIONS = list(product((torch.float32, torch.bfloat16), (False, True)))
 
 
 @pytest.mark.parametrize(("kind", "precision"), paired(list(KINDS), PRECISIONS))
-def test_weights_are_those_of_the_loaded_model(
-    tiny_models: dict[str, Path], kind: str, precision: tuple[torch.dtype, bool]
-) -> None:
+def test_weights_are_those_loaded(tiny_models: dict[str, Path], kind: str, precision: tuple[torch.dtype, bool]) -> None:
     dtype, eager = precision
     directory = tiny_models[kind]
     planned = footprint(directory, dtype, CPU, eager=eager)
@@ -125,9 +123,7 @@ def test_a_control_groups_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory.available_memory(CPU) == (1 << 20) + (1 << 19) + (1 << 18) < whole
 
 
-def test_a_target_and_its_prefill_workers_share_a_host(
-    llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_and_prefill_workers_share_a_host(llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Together they take no more than one would alone, whoever plans first."""
     monkeypatch.setattr(host_memory, "free_memory", lambda: 64 * GIB)
     plain = config(llama, draft=draft, mode="async", prefill_workers=2, kv_host_memory=1.5)

@@ -59,9 +59,7 @@ class Fleet:
         write_members(self.path, Members(**{self._role: members}))
 
 
-def test_drafts_are_changed_under_load(
-    llama: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drafts_change_under_load(llama: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One revision after the other, with none at all between two of them; nobody notices but in speed."""
     monkeypatch.setattr(inline_drafts, "PATIENCE", 0.1)  # so that drafts come along
     monkeypatch.setattr(RemoteDrafter, "propose", patient_propose(RemoteDrafter.propose))
@@ -160,9 +158,7 @@ def test_pools_that_a_target_has_no_use_for(tmp_path: Path, caplog: pytest.LogCa
     assert said == [f"members: {role} pools are of no use to this target" for role in ("draft", "prefill")]
 
 
-def test_threads_of_others_have_their_turns_as_before(
-    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_threads_have_their_turns_as_before(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_pools, "ANSWER", 0.01)
     nobody = f"ipc://{tmp_path}/nobody"
     pools = {"draft_pool": (nobody,), "prefill_pool": (f"{nobody}-either",)}

@@ -76,9 +76,7 @@ def test_a_rank_has_its_part_of_the_memory(tiny_models: dict[str, Path]) -> None
 
 
 @pytest.mark.usefixtures("on_threads")
-def test_a_rank_may_load_for_longer_than_it_may_take_for_a_message(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_may_load_longer_than_a_message_may_take(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load = rank.load_configured
 
     def slowly(*given: Any) -> Any:

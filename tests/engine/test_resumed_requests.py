@@ -132,9 +132,7 @@ async def test_requests_go_on_elsewhere_when_their_target_is_lost(worlds: Any, e
 
 
 @pytest.mark.parametrize("lost", ["sequence", "sent"])
-async def test_after_a_lost_message_requests_go_on_where_they_were(
-    lost: str, worlds: Any, expected: dict[int, Delta]
-) -> None:
+async def test_after_lost_messages_requests_go_on(lost: str, worlds: Any, expected: dict[int, Delta]) -> None:
     async with worlds(0) as world:
         await world.add(pace="target=20ms")
         stream = world.submit()

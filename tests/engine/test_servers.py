@@ -14,26 +14,12 @@ from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.targets import servers as servers_module
 from pilotfish.engine.targets.held_followers import AGAIN, CHANGES, HeldFollowers
 from pilotfish.engine.targets.servers import BEAT, TICK, Attendance, Dropped, Malformed, Servers
+from pilotfish.wire import serving
 from pilotfish.wire.channel import Received, decoded, encode
-from pilotfish.wire.serving import (
-    SERVER_DECODER,
-    SERVER_SILENCE,
-    SERVING_VERSION,
-    Abort,
-    Attend,
-    Beat,
-    Declined,
-    EngineRequest,
-    Failure,
-    StepProgress,
-    Submit,
-    ToServer,
-    ToTarget,
-)
 
 A, B = b"a", b"b"
 
-ASKED = EngineRequest([1, 2], SamplingParams())
+ASKED = serving.EngineRequest([1, 2], SamplingParams())
 
 
 class Rig:
@@ -43,13 +29,13 @@ class Rig:
         self.now = 0.0
         self.servers = Servers(self, lambda: self.now)  # type: ignore[arg-type]
         self.servers._thread.post = self._post  # type: ignore[method-assign]
-        self.told: dict[Peer, list[ToServer]] = defaultdict(list)
+        self.told: dict[Peer, list[serving.ToServer]] = defaultdict(list)
         self.known: dict[Peer, Attendance] = defaultdict(lambda: Attendance(self.servers.incarnation))
 
     def _post(self, peer: Peer, *frames: bytes) -> None:
-        self.told[peer] += [decoded(SERVER_DECODER, frame) for frame in frames]
+        self.told[peer] += [decoded(serving.SERVER_DECODER, frame) for frame in frames]
 
-    def hear(self, peer: Peer, message: ToTarget) -> None:
+    def hear(self, peer: Peer, message: serving.ToTarget) -> None:
         self.servers._receive(Received(peer, encode(message)))
 
     def attend(self, *peers: Peer) -> None:
@@ -59,12 +45,12 @@ class Rig:
     def submit(self, peer: Peer, number: int, lost: bool = False) -> None:
         self.known[peer].sent += 1
         if not lost:
-            self.hear(peer, Submit(number, self.servers.incarnation, ASKED))
+            self.hear(peer, serving.Submit(number, self.servers.incarnation, ASKED))
 
     def abort(self, peer: Peer, number: int, lost: bool = False) -> None:
         self.known[peer].sent += 1
         if not lost:
-            self.hear(peer, Abort(number, self.servers.incarnation))
+            self.hear(peer, serving.Abort(number, self.servers.incarnation))
 
     def taken(self) -> list[tuple[Peer, Any]]:
         """What the loop takes in; it drops at once what it is to drop."""
@@ -80,7 +66,11 @@ class Rig:
 
     def follows(self, peer: Peer) -> bool:
         """Whether the server, which reads all that it was told, finds it whole."""
-        told = [message for message in self.told.pop(peer, []) if isinstance(message, Beat | StepProgress | Failure)]
+        told = [
+            message
+            for message in self.told.pop(peer, [])
+            if isinstance(message, serving.Beat | serving.StepProgress | serving.Failure)
+        ]
         follows = [self.known[peer].follows(message) for message in told]
         return all(follows)
 
@@ -97,7 +87,7 @@ def rig() -> Rig:
     return Rig()
 
 
-def kinds(messages: list[ToServer]) -> list[str]:
+def kinds(messages: list[serving.ToServer]) -> list[str]:
     return [type(message).__name__ for message in messages]
 
 
@@ -118,7 +108,7 @@ def test_beats_tell_how_long_the_step_at_hand_lasts(rig: Rig) -> None:
     rig.attend(A)
     rig.servers.step_seconds = lambda: 7.5
     rig.let_pass(2 * BEAT)
-    assert [beat.step for beat in rig.told[A] if isinstance(beat, Beat)][-1] == 7.5
+    assert [beat.step for beat in rig.told[A] if isinstance(beat, serving.Beat)][-1] == 7.5
 
 
 def test_nothing_is_lost_between_two_servers_and_a_target(rig: Rig) -> None:
@@ -175,17 +165,17 @@ def test_what_a_server_was_told_in_vain_shows_with_the_next_message(rig: Rig, af
 
 def test_a_silent_server_that_asks_for_something_and_ends_loses_that_too(rig: Rig) -> None:
     rig.attend(A)
-    rig.let_pass(SERVER_SILENCE + 1)
+    rig.let_pass(serving.SERVER_SILENCE + 1)
     rig.submit(A, 1)
-    rig.let_pass(SERVER_SILENCE + 1)
-    assert [type(message) for _, message in rig.taken()] == [Dropped, Submit, Dropped]
+    rig.let_pass(serving.SERVER_SILENCE + 1)
+    assert [type(message) for _, message in rig.taken()] == [Dropped, serving.Submit, Dropped]
 
 
 def test_what_is_meant_for_another_target_is_dropped(rig: Rig) -> None:
-    rig.hear(A, Attend(SERVING_VERSION, "another", 7, 9))
-    rig.hear(A, Submit(1, "another", ASKED))
-    rig.hear(A, Abort(1, "another"))
-    rig.hear(B, Submit(1, rig.servers.incarnation, ASKED))  # which nobody attends to
+    rig.hear(A, serving.Attend(serving.SERVING_VERSION, "another", 7, 9))
+    rig.hear(A, serving.Submit(1, "another", ASKED))
+    rig.hear(A, serving.Abort(1, "another"))
+    rig.hear(B, serving.Submit(1, rig.servers.incarnation, ASKED))  # which nobody attends to
     assert rig.taken() == []
     rig.submit(A, 1)
     rig.attend(A)
@@ -206,9 +196,9 @@ def test_a_request_that_is_none_is_refused_alone(rig: Rig, caplog: pytest.LogCap
 
 
 def test_another_version_is_declined(rig: Rig) -> None:
-    rig.hear(A, Attend(SERVING_VERSION + 1, "", 0, 0))
+    rig.hear(A, serving.Attend(serving.SERVING_VERSION + 1, "", 0, 0))
     (declined,) = rig.told[A]
-    assert isinstance(declined, Declined) and f"of version {SERVING_VERSION + 1}," in declined.reason
+    assert isinstance(declined, serving.Declined) and f"of version {serving.SERVING_VERSION + 1}," in declined.reason
     rig.let_pass(BEAT)
     assert len(rig.told[A]) == 1
 
@@ -218,9 +208,9 @@ def test_a_target_that_leaves_serves_nobody_any_more(rig: Rig) -> None:
     rig.told.clear()
     rig.servers.leave()
     rig.let_pass(2 * BEAT, A, B)
-    assert {message.reason for peer in (A, B) for message in rig.told[peer] if isinstance(message, Declined)} == {
-        "it shuts down"
-    }
+    assert {
+        message.reason for peer in (A, B) for message in rig.told[peer] if isinstance(message, serving.Declined)
+    } == {"it shuts down"}
     assert set(kinds(rig.told[A] + rig.told[B])) == {"Declined"}
 
 
@@ -231,12 +221,12 @@ def test_too_many_servers_are_declined_and_silent_ones_forgotten(rig: Rig, monke
     rig.progress(A)
     rig.attend(b"c")
     (declined,) = rig.told.pop(b"c")
-    assert isinstance(declined, Declined) and declined.reason == "2 servers attend already"
-    rig.let_pass(SERVER_SILENCE + 1, B)
+    assert isinstance(declined, serving.Declined) and declined.reason == "2 servers attend already"
+    rig.let_pass(serving.SERVER_SILENCE + 1, B)
     rig.taken()
     rig.attend(b"c")
     assert kinds(rig.told[b"c"]) == ["Beat"]
-    rig.let_pass(SERVER_SILENCE + 1, A)  # b and c are silent
+    rig.let_pass(serving.SERVER_SILENCE + 1, A)  # b and c are silent
     assert len(rig.told[A]) and rig.known[A].sent == 1
     rig.taken()
     rig.let_pass(BEAT, A)
@@ -329,7 +319,7 @@ def test_a_gap_is_mended(holder: Holder) -> None:
 
 def test_a_server_that_comes_back_is_told_all(holder: Holder) -> None:
     holder.follow(A)
-    holder.let_pass(SERVER_SILENCE + 1.5)
+    holder.let_pass(serving.SERVER_SILENCE + 1.5)
     holder.compute(TEXT)
     holder.tell()
     assert holder.pages(A) == 0

@@ -33,14 +33,12 @@ from pilotfish.wire.sockets import ListeningChannel
 from pilotfish.workers.target_shadow import ShadowMachine
 
 LENGTH = 24
+Outputs = list[list[int]]
 #: Time for a few levels of a tiny draft.
 PACE = "target=6ms"
 
 
-ALL = [
-    SamplingParams(**{"max_tokens": LENGTH, "seed": seed, **SETTINGS[seed % len(SETTINGS)]})
-    for seed in range(len(SNIPPETS))
-]
+ALL = [SamplingParams(**{"max_tokens": LENGTH, "seed": seed, **one}) for seed, one in enumerate(SETTINGS)]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +78,7 @@ def settled(engine: Engine, requests: int) -> ShadowReport:
 
 @pytest.mark.parametrize("mode", sized(["off", "async"], ["off", "sync", "async"]))
 def test_outputs_are_those_without_it(
-    llama: Path, draft: Path, alone: list[list[int]], endpoint: str, mode: str, monkeypatch: pytest.MonkeyPatch
+    llama: Path, draft: Path, alone: Outputs, endpoint: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with inline_drafts(monkeypatch), draft_worker(EngineConfig(target=llama, draft=draft, kv_slots=4096), endpoint):
         fields = {"drafter": "lm", "draft_workers": 1} if mode == "async" else {"drafter": "lm"}
@@ -95,9 +93,7 @@ def test_outputs_are_those_without_it(
 
 
 @in_soak
-def test_a_shadow_that_is_killed_and_comes_back(
-    llama: Path, draft: Path, alone: list[list[int]], endpoint: str
-) -> None:
+def test_a_shadow_is_killed_and_comes_back(llama: Path, draft: Path, alone: Outputs, endpoint: str) -> None:
     config = EngineConfig(target=llama, draft=draft, kv_slots=4096)
     with shadowed(llama, endpoint, ready=False, pace=PACE) as engine:
         with draft_worker(config, endpoint):
@@ -113,11 +109,7 @@ def test_a_shadow_that_is_killed_and_comes_back(
 
 
 def test_where_nobody_listens_nothing_waits(
-    llama: Path,
-    alone: list[list[int]],
-    endpoint: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    llama: Path, alone: Outputs, endpoint: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(shadow_drafts, "ANSWER", 0.05)
     with shadowed(llama, endpoint, ready=False) as engine:
@@ -164,7 +156,7 @@ def nonsense(seed: int) -> Callable[[Open | Commit], bytes]:
     return answer
 
 
-def test_a_malicious_one_harms_its_own_score_alone(llama: Path, alone: list[list[int]], endpoint: str) -> None:
+def test_a_malicious_one_harms_its_own_score_alone(llama: Path, alone: Outputs, endpoint: str) -> None:
     with scripted_pool(endpoint, nonsense(0)), shadowed(llama, endpoint) as engine:
         for _ in range(3):
             assert run(engine, SNIPPETS, ALL) == alone
@@ -174,7 +166,7 @@ def test_a_malicious_one_harms_its_own_score_alone(llama: Path, alone: list[list
         assert_idle(engine)
 
 
-def test_a_silent_one_is_late_at_every_step(llama: Path, alone: list[list[int]], endpoint: str) -> None:
+def test_a_silent_one_is_late_at_every_step(llama: Path, alone: Outputs, endpoint: str) -> None:
     with scripted_pool(endpoint, lambda _: None), shadowed(llama, endpoint, drafter="lm") as engine:
         assert run(engine, SNIPPETS, ALL) == alone
         score = settled(engine, len(SNIPPETS))
@@ -212,7 +204,7 @@ def test_servers_are_told(llama: Path, endpoint: str) -> None:
 
 
 def test_one_that_refuses_says_so_in_a_line(
-    llama: Path, alone: list[list[int]], endpoint: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    llama: Path, alone: Outputs, endpoint: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = write_model(tmp_path / "other", "llama", tokens=400)
     with (
@@ -224,11 +216,7 @@ def test_one_that_refuses_says_so_in_a_line(
 
 
 def test_one_whose_steps_cannot_be_made_is_given_up(
-    llama: Path,
-    alone: list[list[int]],
-    endpoint: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    llama: Path, alone: Outputs, endpoint: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ShadowMachine, "turn", Mock(side_effect=WireError("broken")))
     with scripted_pool(endpoint, lambda _: None), shadowed(llama, endpoint, ready=False) as engine:

@@ -90,9 +90,7 @@ def test_of_requests_that_give_way(llama: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("patient_tiers")
 @pytest.mark.parametrize("tier", ["host", "disk"])
-def test_of_what_comes_back_from_a_tier(
-    tier: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_what_a_tier_gives_back(tier: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where = {"kv_host_memory": 0.01} if tier == "host" else {"kv_disk": tmp_path / "kv", "kv_disk_size": 0.01}
     reference = Reference(llama)
     with make_tapped(monkeypatch, llama, kv_slots=512, **where) as engine:
@@ -103,9 +101,7 @@ def test_of_what_comes_back_from_a_tier(
     assert sample.request.stats.cached_by_tier == {tier: 256}
 
 
-def test_of_a_model_whose_layers_all_have_windows(
-    tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_model_of_windows_alone(tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots that were given back are others' by now; those that are held have their own."""
     with make_tapped(monkeypatch, tiny_models["mistral"], kv_slots=64, max_rows=16) as engine:
         prompts, each = [PROMPTS[0][:150], PROMPTS[1][:90]], [params(60), params(90)]

@@ -133,9 +133,7 @@ def test_its_fingerprint_follows_when_it_is_known(target: Target) -> None:
     assert told == [fingerprint({"model": "tiny"}, ["a"])]
 
 
-def test_without_weights_to_read_it_serves_without_fingerprint(
-    target: Target, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_weights_to_read_there_is_no_fingerprint(target: Target, caplog: pytest.LogCaptureFixture) -> None:
     weights = Future[list[str]]()
     weights.set_exception(OSError("the disk is gone"))
     target.service.identify({}, weights)
@@ -242,9 +240,7 @@ def test_leaked_slots_are_told_once_it_is_idle(
 
 
 @pytest.mark.parametrize("mode", ["off", "sync"])
-def test_a_steps_progress_is_told_while_the_device_computes_the_next(
-    engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
+def test_progress_is_told_while_it_runs(engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     """But a first token, where drafting would come before it."""
     engine = engines[mode]
     parts = (engine.executor, engine.worker.scheduler, engine.drafter, engine.worker.budget)

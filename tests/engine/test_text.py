@@ -103,15 +103,8 @@ def test_only_a_character_that_lacks_its_end_is_left_out(data: bytes, random: Ra
 def of_bytes() -> Any:
     """All bytes, and many tokens of two or three."""
     joined = [
-        b"\xe2\x98",
-        b"\x98\x83",
-        b"a\xe2",
-        b"\x83\xe2\x98",
-        b"\xf0\x9f",
-        b"\x98\x80",
-        b"\x80\xf0\x9f",
-        b"\xbf\xbd",
-        b"\xbd\xef",
+        *(b"\xe2\x98", b"\x98\x83", b"a\xe2", b"\x83\xe2\x98", b"\xf0\x9f"),
+        *(b"\x98\x80", b"\x80\xf0\x9f", b"\xbf\xbd", b"\xbd\xef"),
     ]
     pieces = [*BYTE_LETTERS.values(), *("".join(BYTE_LETTERS[byte] for byte in each) for each in joined)]
     inner = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
@@ -161,9 +154,7 @@ def test_nothing_shows_of_half_a_character_before_the_token_that_ends(tokenizer:
     stops=st.lists(st.text("aet \ufffd", min_size=1, max_size=4), max_size=3),
     forced=st.integers(0, 12),
 )
-def test_what_was_taken_depends_on_tokens_alone(
-    tokenizer: Any, tokens: list[int], cuts: set[int], stops: list[str], forced: int
-) -> None:
+def test_cuts_change_no_text(tokenizer: Any, tokens: list[int], cuts: set[int], stops: list[str], forced: int) -> None:
     params = SamplingParams(stop=tuple(stops), min_tokens=forced)
     each, some = TextStream(tokenizer, params), TextStream(tokenizer, params)
     one_by_one, in_batches = "", ""

@@ -185,16 +185,10 @@ LIST = {"type": "array", "items": INTEGER}
 @pytest.mark.parametrize(
     ("text", "loose", "compact"),
     [
-        ("[1, 2]", True, True),
-        ("[1,2]", True, False),
-        ("[\n  1,\n  2\n]", True, False),
-        ("[1,\n" + " " * 32 + "2]", True, False),
-        ("[1,\n" + " " * 33 + "2]", False, False),
-        ("[1,  2]", False, False),
-        ("[1,\n\n2]", False, False),
-        ("[1, \n2]", False, False),
-        (" [1, 2]", False, False),
-        ("[1, 2] ", False, False),
+        *(("[1, 2]", True, True), ("[1,2]", True, False), ("[\n  1,\n  2\n]", True, False)),
+        *(("[1,\n" + " " * 32 + "2]", True, False), ("[1,\n" + " " * 33 + "2]", False, False)),
+        *(("[1,  2]", False, False), ("[1,\n\n2]", False, False), ("[1, \n2]", False, False)),
+        *((" [1, 2]", False, False), ("[1, 2] ", False, False)),
     ],
 )
 def test_white_space_is_bounded(text: str, loose: bool, compact: bool) -> None:

@@ -5,6 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from json_schemas import object_of
 from pycode_grammars import AMBIGUOUS, EOS, VOCAB, grammars, ids, state_at, tokenizer
 from sizes import sized
 
@@ -13,17 +14,8 @@ from pilotfish.grammar.state import MatcherState
 
 ALL = set(range(words(VOCAB) * 32))
 CHOICES = Constraint.choice(["abc", "abd"])
-SCHEMA = Constraint.json(
-    {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "maxLength": 12},
-            "tags": {"type": "array", "items": {"enum": ["a", "ab"]}},
-        },
-        "required": ["name", "tags"],
-        "additionalProperties": False,
-    }
-)
+TAGS = {"type": "array", "items": {"enum": ["a", "ab"]}}
+SCHEMA = Constraint.json(object_of("name", "tags", name={"type": "string", "maxLength": 12}, tags=TAGS))
 
 
 def legal(of: MatcherState, path: list[int]) -> set[int]:

@@ -15,9 +15,7 @@ GOOD = LLMatcher.grammar_from_regex("[ab]{3}")
 #: Its remainders are counted one by one.
 HANGS = LLMatcher.grammar_from_json_schema('{"type": "integer", "multipleOf": 99999989}')
 #: As deep a recursion in compiling.
-CRASHES = LLMatcher.grammar_from_lark(
-    "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(6000)) + 'r6000: "a"\n'
-)
+CRASHES = LLMatcher.grammar_from_lark("start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(6000)) + 'r6000: "a"')
 
 
 def process_of(trial: Trial) -> int:

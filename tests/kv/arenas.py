@@ -29,20 +29,9 @@ def fill(arena: Arena, place: int, seed: int) -> bytes:
 
 def referred(arena: Arena, place: int) -> SegmentReference:
     buffer = arena.buffer(place)
-    return SegmentReference(
-        epoch=arena.epoch(place),
-        handover=1,
-        sequence=bytes(16),
-        number=0,
-        first=0,
-        tokens=1,
-        layer=0,
-        layers=1,
-        place=place,
-        size=len(buffer),
-        layout=bytes(16),
-        content=content(buffer.data),
-    )
+    own = {"epoch": arena.epoch(place), "place": place, "size": len(buffer), "content": content(buffer.data)}
+    part = {"number": 0, "first": 0, "tokens": 1, "layer": 0, "layers": 1}
+    return SegmentReference(handover=1, sequence=bytes(16), layout=bytes(16), **own, **part)
 
 
 def put(arena: Arena, size: int, seed: int = 0) -> SegmentReference:

@@ -46,9 +46,7 @@ def test_nobody_opens_it_twice(directory: Path) -> None:
     store_in(directory).close()
 
 
-def test_a_lock_file_that_was_replaced_is_not_taken_for_the_lock(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_file_that_was_replaced_is_not_the_lock(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between opening and locking it a purge may have removed the file, and another process made a new one."""
     store_in(directory).close()
     true_try, tries = directories.try_lock, 0
@@ -73,9 +71,8 @@ def test_a_lock_file_that_was_replaced_is_not_taken_for_the_lock(
 def test_another_shape(directory: Path, shape: bytes, object_bytes: int) -> None:
     store_in(directory).close()
     line = refusal(lambda: DiskStore(directory, 1 << 20, ObjectFormat(shape, object_bytes)))
-    assert (
-        line.startswith(f"kv_disk: {str(directory)!r} is not allowed") and "of this model with these settings" in line
-    )
+    assert line.startswith(f"kv_disk: {str(directory)!r} is not allowed")
+    assert "of this model with these settings" in line
     store_in(directory).close()  # nor did it keep the lock
 
 
@@ -93,9 +90,7 @@ DAMAGES = (
 
 
 @pytest.mark.parametrize("contents", [*DAMAGES, None])
-def test_what_is_ours_and_damaged_is_begun_anew(
-    directory: Path, contents: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_damaged_is_begun_anew(directory: Path, contents: str | None, caplog: pytest.LogCaptureFixture) -> None:
     """With the objects that are whole: each is known by its own header. None: the manifest is gone. Or it is purged."""
     store = store_in(directory)
     assert store.put(KV)
@@ -232,9 +227,7 @@ def test_a_failure_gives_the_directory_back(directory: Path, monkeypatch: pytest
     assert owner(directory) is None and descriptors() == before
 
 
-def test_a_full_disk_does_not_keep_anyone_from_their_directory(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_nobody_from_their_directory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store_in(directory).close()
     monkeypatch.setattr(os, "pwrite", failing(errno.ENOSPC))
     store_in(directory).close()

@@ -175,9 +175,7 @@ def test_a_disk_that_others_fill_takes_new_objects_for_old(
     assert store.put(some_kv(4)) and store.bytes_used == 3 * FILE_BYTES
 
 
-def test_a_full_disk_is_left_alone_for_a_while(
-    store: DiskStore, directory: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_rests(store: DiskStore, directory: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     full = FullDisk(monkeypatch, left=FILE_BYTES - 1)
     assert not store.put(KV) and files_of(directory) == []
     tries = full.tries
@@ -187,9 +185,7 @@ def test_a_full_disk_is_left_alone_for_a_while(
     assert store.put(KV) and equal(store.get(KV.key, KV.tokens), KV)
 
 
-def test_a_disk_that_stays_full_costs_one_object(
-    store: DiskStore, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_kept_full_costs_one_object(store: DiskStore, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(3):
         store.put(some_kv(seed))
     monkeypatch.setattr(os, "write", failing(errno.EDQUOT))

@@ -307,9 +307,7 @@ def test_what_cannot_be_written_in_time_is_given_up(make: Make, monkeypatch: pyt
     settle(tiers)
 
 
-def test_memory_that_is_short_loses_what_was_to_be_saved(
-    make: Make, pool: Pool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_short_memory_loses_what_was_to_be_saved(make: Make, pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
     tiers, fails = make(8), [False, True]
 
     def short() -> None:

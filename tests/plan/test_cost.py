@@ -70,9 +70,7 @@ def test_devices_beyond_the_heads_of_kv_read_copies() -> None:
 
 
 @given(models, devices, st.integers(1, 64), loads, loads)
-def test_seconds_never_fall_with_rows_sequences_or_context(
-    model: str, device: str, count: int, load: ForwardLoad, more: ForwardLoad
-) -> None:
+def test_more_load_never_takes_less(model: str, device: str, count: int, load: ForwardLoad, more: ForwardLoad) -> None:
     one = placed(model, device, count)
     for field in ("rows", "sequences", "context"):
         larger = replace(load, **{field: getattr(load, field) + getattr(more, field)})
@@ -80,9 +78,7 @@ def test_seconds_never_fall_with_rows_sequences_or_context(
 
 
 @given(models, devices, st.integers(1, 64), st.integers(1, 64), loads)
-def test_more_devices_cost_no_more_than_their_all_reduces(
-    model: str, device: str, few: int, more: int, load: ForwardLoad
-) -> None:
+def test_more_devices_cost_at_most_all_reduces(model: str, device: str, few: int, more: int, load: ForwardLoad) -> None:
     fewer, all_of_them = placed(model, device, few), placed(model, device, few + more)
     most = 2 * MODELS[model].layers * all_of_them.all_reduce(load.rows)
     assert all_of_them.seconds(load) <= (fewer.seconds(load) + most) * (1 + 1e-12)

@@ -83,9 +83,7 @@ def test_by_hand() -> None:
 
 
 @given(seconds, seconds, st.integers(1, 16), shares, seconds)
-def test_drafting_beside_the_target_is_never_slower_than_in_turn(
-    verify: float, level: float, guesses: int, hit: float, fixed: float
-) -> None:
+def test_drafting_beside_is_never_slower(verify: float, level: float, guesses: int, hit: float, fixed: float) -> None:
     in_turn = sync_round(verify, level, guesses, fixed)
     assert outcome_cache_round(verify, guesses * level, 0.0, hit, fixed) <= in_turn
     assert rerooted_round(verify, level, guesses, 1.0, fixed) <= in_turn

@@ -93,6 +93,10 @@ class CascadeServer:
 
         return script
 
+    def broken(self, count: int, *then: Any) -> Any:
+        """So many updates of it, then what else comes."""
+        return lambda submitted: [*list(self.saying("small talk of it")(submitted))[:count], *then]
+
     def ask(self, path: str = COMPLETIONS, **fields: Any) -> Answer:
         body = {"model": "auto", **({"prompt": "x = 1"} if path == COMPLETIONS else {}), **fields}
         return self.client.post(path, body)

@@ -249,20 +249,12 @@ async def exchange(
             await on_part(answer)
 
     named = {"content-type": "application/json", **{key.replace("_", "-"): value for key, value in headers.items()}}
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "method": method,
-        "path": path.partition("?")[0],
-        "raw_path": path.partition("?")[0].encode(),
-        "root_path": "",
-        "scheme": "http",
-        "query_string": path.partition("?")[2].encode(),
-        "headers": [(key.encode(), value.encode()) for key, value in named.items()],
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 2),
-    }
+    path, _, query = path.partition("?")
+    asked = {"method": method, "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": ""}
+    peers = {"scheme": "http", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2)}
+    sent = [(key.encode(), value.encode()) for key, value in named.items()]
+    kind = {"type": "http", "http_version": "1.1", "asgi": {"version": "3.0", "spec_version": "2.3"}}
+    scope = {**kind, **asked, **peers, "headers": sent}
     await app(scope, receive, send)
     return answer
 

@@ -2,38 +2,18 @@
 
 from typing import Any
 
+from json_schemas import object_of
+
 HI = {"role": "user", "content": "Say hello."}
-WEATHER = {
-    "name": "weather",
-    "description": "Of a city.",
-    "input_schema": {
-        "type": "object",
-        "properties": {"city": {"enum": ["Ås", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-        "required": ["city", "days"],
-        "additionalProperties": False,
-    },
-}
-SWITCH = {
-    "name": "switch",
-    "input_schema": {
-        "type": "object",
-        "properties": {
-            "on": {"type": "boolean"},
-            "lamp": {"type": "object", "properties": {"room": {"const": "hall"}}},
-        },
-        "required": ["on"],
-        "additionalProperties": False,
-    },
-}
+CITY = {"enum": ["Ås", "Oslo"]}
+OF_WEATHER = object_of("city", "days", city=CITY, days={"type": "integer", "minimum": 1, "maximum": 9})
+WEATHER = {"name": "weather", "description": "Of a city.", "input_schema": OF_WEATHER}
+LAMP = {"type": "object", "properties": {"room": {"const": "hall"}}}
+SWITCH = {"name": "switch", "input_schema": object_of("on", on={"type": "boolean"}, lamp=LAMP)}
 TOOLS: dict[str, Any] = {"tools": [WEATHER, SWITCH]}
 USE = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Ås", "days": 1}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "rain"}]}
-PLACE = {
-    "type": "object",
-    "properties": {"name": {"enum": ["Ås", "Oslo"]}, "size": {"anyOf": [{"type": "null"}, {"enum": [1, 2.5]}]}},
-    "required": ["name", "size"],
-    "additionalProperties": False,
-}
+PLACE = object_of("name", "size", name=CITY, size={"anyOf": [{"type": "null"}, {"enum": [1, 2.5]}]})
 FORMAT: dict[str, Any] = {"output_config": {"format": {"type": "json_schema", "schema": PLACE}}}
 
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 7}

@@ -59,6 +59,9 @@ LIST = Stop(lambda text, tokens: ["never, never", whole_characters(text, tokens,
 
 SAMPLED: dict[str, Any] = {"temperature": 0.8}
 GREEDY: dict[str, Any] = {"temperature": 0}
+PENALTIES: dict[str, Any] = {"presence_penalty": 1.5, "frequency_penalty": -1.0, "repetition_penalty": 1.3}
+ENDLESS: dict[str, Any] = {**SAMPLED, "logit_bias": {str(EOS): 9.0}, "ignore_eos": True}
+CONTINUED = {"continue_final_message": True, "add_generation_prompt": False}
 ENDING: dict[str, Any] = {**SAMPLED, "logit_bias": {str(EOS): 9.0}, "max_tokens": 64}
 SPANNED: dict[str, Any] = {**SAMPLED, "stop": SPANNING, "max_tokens": 48}
 STOP_TOKEN: dict[str, Any] = {**SAMPLED, "stop_token_ids": list(range(40, 56)), "max_tokens": 64}
@@ -78,13 +81,7 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     "presence": {**GREEDY, "presence_penalty": 1.5, "max_tokens": 48},
     "frequency": {**SAMPLED, "frequency_penalty": 1.0, "max_tokens": 48},
     "repetition": {**GREEDY, "repetition_penalty": 1.3, "max_tokens": 48},
-    "penalties": {
-        **SAMPLED,
-        "max_tokens": 64,
-        "presence_penalty": 1.5,
-        "frequency_penalty": -1.0,
-        "repetition_penalty": 1.3,
-    },
+    "penalties": {**SAMPLED, **PENALTIES, "max_tokens": 64},
     "logit-bias": {**SAMPLED, "logit_bias": {"33": 2.0, "77": -9.0, "101": 4.0}},
     "allowed": {"allowed_token_ids": list(range(20, 120))},
     "bad-words": {**GREEDY, "bad_words": ["return", "self."]},
@@ -119,19 +116,12 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     "stop-shown": {**SPANNED, "include_stop_str_in_output": True},
     "stop-token-shown": {**STOP_TOKEN, "include_stop_str_in_output": True},
     "stop-tokens": {**SAMPLED, "stop_token_ids": list(range(60, 510)), "min_tokens": 9, "logprobs": 0},
-    "special-shown": {**SAMPLED, "logit_bias": {str(EOS): 9.0}, "ignore_eos": True, "skip_special_tokens": False},
-    "special-stops": {
-        **SAMPLED,
-        "logit_bias": {str(EOS): 9.0},
-        "ignore_eos": True,
-        "skip_special_tokens": False,
-        "stop": ["<eos><eos>", "os><e"],
-        "max_tokens": 64,
-    },
+    "special-shown": {**ENDLESS, "skip_special_tokens": False},
+    "special-stops": {**ENDLESS, "skip_special_tokens": False, "stop": ["<eos><eos>", "os><e"], "max_tokens": 64},
     "eos-shown": {**ENDING, "skip_special_tokens": False, "include_stop_str_in_output": True},
     "eos": ENDING,
     "eos-min-tokens": {**ENDING, "min_tokens": 12},
-    "eos-ignored": {**SAMPLED, "logit_bias": {str(EOS): 9.0}, "ignore_eos": True},
+    "eos-ignored": ENDLESS,
     "token-ids": {**SAMPLED, "return_token_ids": True},
     "token-ids-n": {**SAMPLED, "return_token_ids": True, "n": 2, "prompt": list(SNIPPETS[:2])},
     "token-ids-stop": {**SAMPLED, "return_token_ids": True, "stop": SPANNING, "max_tokens": 48},
@@ -169,13 +159,7 @@ CHATS: dict[str, dict[str, Any]] = {
     "stop-spanning": SPANNED,
     "stop-token": STOP_TOKEN,
     "echo": {**SAMPLED, "messages": TURNS[:3], "echo": True},
-    "continued-echo": {
-        **SAMPLED,
-        "messages": TURNS[:3],
-        "continue_final_message": True,
-        "add_generation_prompt": False,
-        "echo": True,
-    },
+    "continued-echo": {**SAMPLED, **CONTINUED, "messages": TURNS[:3], "echo": True},
     "template-kwargs": {**SAMPLED, "chat_template_kwargs": {"tone": "Calm. "}},
     "token-ids": {**SAMPLED, "return_token_ids": True},
     "logprobs-by-id": {**SAMPLED, "logprobs": True, "top_logprobs": 2, "return_tokens_as_token_ids": True},

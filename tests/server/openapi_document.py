@@ -14,13 +14,7 @@ from msgspec import Struct
 
 from pilotfish.operate.explaining.cohorts import CohortStatistics
 from pilotfish.server import routes
-from pilotfish.server.bodies.requests import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    FeedbackRequest,
-    TokenizeRequest,
-)
+from pilotfish.server.bodies import requests
 from pilotfish.server.http_errors import OVERLOADED
 from pilotfish.server.messages.message_body import CountTokensRequest, MessagesRequest
 from pilotfish.server.observe.draft_pools import DraftPools
@@ -69,15 +63,15 @@ class Operation:
 
 #: By the names of their handlers.
 OPERATIONS = {
-    "completions": Operation("/v1/completions", "TextCompletion", CompletionRequest, streams=True),
-    "chat_completions": Operation("/v1/chat/completions", "ChatCompletion", ChatRequest, streams=True),
+    "completions": Operation("/v1/completions", "TextCompletion", requests.CompletionRequest, streams=True),
+    "chat_completions": Operation("/v1/chat/completions", "ChatCompletion", requests.ChatRequest, streams=True),
     "messages": Operation("/v1/messages", "MessageAnswer", MessagesRequest, streams=True, error="MessageError"),
     "count_tokens": Operation("/v1/messages/count_tokens", "TokenCount", CountTokensRequest, error="MessageError"),
     "responses": Operation("/v1/responses", "ResponseObject", ResponsesRequest, streams=True),
     "response_tokens": Operation("/v1/responses/input_tokens", "ResponseTokenCount", ResponsesRequest),
-    "tokenize": Operation("/tokenize", "Tokenized", TokenizeRequest),
-    "detokenize": Operation("/detokenize", "Detokenized", DetokenizeRequest),
-    "feedback": Operation("/v1/feedback", "FeedbackTold", FeedbackRequest, conflicts=True),
+    "tokenize": Operation("/tokenize", "Tokenized", requests.TokenizeRequest),
+    "detokenize": Operation("/detokenize", "Detokenized", requests.DetokenizeRequest),
+    "feedback": Operation("/v1/feedback", "FeedbackTold", requests.FeedbackRequest, conflicts=True),
     "feedback_table": Operation("/v1/feedback", "FeedbackTable"),
     "drafts": Operation("/v1/drafts", "DraftPools"),
     "rollout": Operation("/v1/rollout", "RolloutState"),

@@ -54,20 +54,17 @@ TURNS = [
     {"role": "assistant", "content": "print('hello')"},
     {"role": "user", "content": [{"type": "input_text", "text": "Once"}, {"type": "input_text", "text": "more: ☃"}]},
 ]
+ARGUMENTS = '{"city": "Oslo", "unit": "celsius"}'
 CALLED = [
     {"role": "user", "content": "How is Oslo?"},
     {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Let me see."}]},
-    {
-        "type": "function_call",
-        "call_id": "call_1",
-        "name": "Weather",
-        "arguments": '{"city": "Oslo", "unit": "celsius"}',
-    },
+    {"type": "function_call", "call_id": "call_1", "name": "Weather", "arguments": ARGUMENTS},
     {"type": "function_call", "call_id": "call_2", "name": "Clock", "arguments": '{"city": "Oslo"}'},
     {"type": "function_call_output", "call_id": "call_1", "output": "7 degrees"},
     {"type": "function_call_output", "call_id": "call_2", "output": [{"type": "input_text", "text": "noon"}]},
 ]
 
+CALLS: dict[str, Any] = {**SAMPLED, "tools": TOOLS, "max_output_tokens": 160}
 #: Fields by the name of their case, over max_output_tokens 24, seed 7 and a text as the input.
 RESPONSES: dict[str, dict[str, Any]] = {
     "greedy": GREEDY,
@@ -87,17 +84,6 @@ RESPONSES: dict[str, dict[str, Any]] = {
     "regex": {**SAMPLED, "structured_outputs": {"regex": "(ab|cd){4}"}},
     "tools-none": {**SAMPLED, "tools": TOOLS, "tool_choice": "none"},
     "tool-required": {**SAMPLED, "tools": TOOLS, "tool_choice": "required", "max_output_tokens": 240},
-    "tool-required-once": {
-        **SAMPLED,
-        "tools": TOOLS,
-        "tool_choice": "required",
-        "parallel_tool_calls": False,
-        "max_output_tokens": 160,
-    },
-    "tool-named": {
-        **GREEDY,
-        "tools": TOOLS,
-        "tool_choice": {"type": "function", "name": "Clock"},
-        "max_output_tokens": 160,
-    },
+    "tool-required-once": {**CALLS, "tool_choice": "required", "parallel_tool_calls": False},
+    "tool-named": {**CALLS, **GREEDY, "tool_choice": {"type": "function", "name": "Clock"}},
 }

@@ -117,7 +117,8 @@ HOT = {"temperature": 1.0}
 GBNF = 'root ::= "SELECT " column (", " column)? " FROM t"\ncolumn ::= "a" | "b"'
 LARK = 'start: "SELECT " column (", " column)? " FROM t"\ncolumn: "a" | "b"'
 SQL = r"SELECT [ab](, [ab])? FROM t"
-OBJECT = {"type": "object"}
+OBJECT, ONE = {"type": "object"}, {"parallel_tool_calls": False}
+FORMATTED = {"response_format": json_format(SCHEMAS["flat"])}
 HEATED = sized({"pydantic": SCHEMAS["pydantic"]}, SCHEMAS)
 
 CHATS: dict[str, tuple[dict[str, Any], Callable[[Choice], None]]] = {
@@ -138,23 +139,17 @@ CHATS: dict[str, tuple[dict[str, Any], Callable[[Choice], None]]] = {
     "stop": ({**structured(regex="[a-f]{3};[a-f]{3}"), "stop": ";"}, matches("[a-f]{3}")),
     "required": ({"tools": [WEATHER, FLAT], "tool_choice": "required"}, calls(WEATHER, FLAT)),
     "required-n": ({"tools": [FLAT, NOW], "tool_choice": "required", "n": 2, **HOT}, calls(FLAT, NOW)),
-    "required-one": (
-        {"tools": [FLAT], "tool_choice": "required", "parallel_tool_calls": False, "logprobs": True},
-        calls(FLAT),
-    ),
+    "required-one": ({**ONE, "tools": [FLAT], "tool_choice": "required", "logprobs": True}, calls(FLAT)),
     "named": ({"tools": [WEATHER, FLAT], "tool_choice": named("flat")}, calls(FLAT, reason="stop")),
     "named-hot": ({"tools": [CITY], "tool_choice": named("city"), **HOT}, calls(CITY, reason="stop")),
     "auto": ({"tools": [WEATHER], "max_tokens": 8}, text),
     "none": ({"tools": [WEATHER], "tool_choice": "none", "max_tokens": 8}, text),
-    "auto-with-a-format": (
-        {"tools": [WEATHER], "response_format": json_format(SCHEMAS["flat"])},
-        valid(SCHEMAS["flat"]),
-    ),
+    "auto-with-a-format": ({**FORMATTED, "tools": [WEATHER]}, valid(SCHEMAS["flat"])),
 }
 COMPLETIONS: dict[str, tuple[dict[str, Any], Callable[[Choice], None]]] = {
     "regex": (structured(regex="[0-9]{4}"), matches("[0-9]{4}")),
     "json": (structured(json=SCHEMAS["pydantic"]), valid(SCHEMAS["pydantic"])),
-    "format": ({"response_format": json_format(SCHEMAS["flat"])}, valid(SCHEMAS["flat"])),
+    "format": (FORMATTED, valid(SCHEMAS["flat"])),
     "prompts": ({**structured(choice=["one", "two"]), "prompt": ["a", "b"], "n": 2, **HOT}, matches("one|two")),
 }
 OVER: dict[str, Any] = {"max_tokens": 512, "temperature": 0}

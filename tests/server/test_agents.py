@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,150 +20,21 @@ from pilotfish.server.bodies import ignored
 from pilotfish.server.bodies.ignored import HEADER
 from pilotfish.server.responses.response_tools import InputParser, arguments_of, function_name
 
-SHELL = {
-    "type": "function",
-    "name": "exec_command",
-    "description": "Runs a command.",
-    "strict": False,
-    "parameters": {"type": "object", "properties": {"cmd": {"type": "string"}}, "required": ["cmd"]},
-}
-CLOSE = {"type": "function", "name": "close_agent", "parameters": {"type": "object", "properties": {}}}
-PATCH = {
-    "type": "custom",
-    "name": "apply_patch",
-    "description": "Changes files.",
-    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch" LINE+'},
-}
-HOSTED = [
-    {"type": "web_search", "external_web_access": False},
-    {"type": "local_shell"},
-    {"type": "image_generation", "output_format": "png"},
-    {"type": "tool_search"},
-]
-#: Of Codex CLI, in a turn after a call.
-CODEX: dict[str, Any] = {
-    "model": "tiny",
-    "input": [
-        {"type": "message", "id": "msg_1", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
-        {"type": "message", "id": "msg_2", "role": "developer", "content": [{"type": "input_text", "text": "more"}]},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "place"}], "phase": None},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "list"}], "turn": 3},
-        {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": "gAAAAA"},
-        {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "x"}},
-        {"type": "function_call", "name": "exec_command", "arguments": '{"cmd": "ls"}', "call_id": "call_1", "kind": 1},
-        {"type": "function_call_output", "call_id": "call_1", "output": [{"type": "input_text", "text": "a.py"}]},
-        {"type": "custom_tool_call", "name": "apply_patch", "input": "*** Begin Patch", "call_id": "call_2"},
-        {"type": "custom_tool_call_output", "call_id": "call_2", "output": "done"},
-    ],
-    "tools": [
-        SHELL,
-        PATCH,
-        *HOSTED,
-        {"type": "namespace", "name": "agents", "description": "Others.", "tools": [CLOSE]},
-    ],
-    "tool_choice": "auto",
-    "parallel_tool_calls": True,
-    "reasoning": {"effort": "high", "summary": "auto"},
-    "text": {"verbosity": "low"},
-    "store": False,
-    "stream": True,
-    "include": ["reasoning.encrypted_content"],
-    "prompt_cache_key": "thread",
-    "service_tier": "priority",
-    "client_metadata": {"installation": "c63a"},
-}
+#: Of Codex CLI in a turn after a call, of Claude Code, opencode and Continue.
+BODIES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("agents.json").read_text())
+CODEX, CLAUDE = BODIES["codex"], BODIES["claude code"]
+_, PATCH, *HOSTED, SPACE = CODEX["tools"]
+(CLOSE,) = SPACE["tools"]
 LEFT_OUT_OF_CODEX = {
-    "client_metadata",
-    "service_tier",
-    "include[reasoning.encrypted_content]",
-    "input[web_search_call]",
-    "input[].encrypted_content",
-    "input[].kind",
-    "input[].turn",
-    "reasoning.effort",
-    "reasoning.summary",
-    "text.verbosity",
+    *("client_metadata", "service_tier", "include[reasoning.encrypted_content]", "input[web_search_call]"),
+    *("input[].encrypted_content", "input[].kind", "input[].turn"),
+    *("reasoning.effort", "reasoning.summary", "text.verbosity"),
     *(f"tools[{tool['type']}]" for tool in HOSTED),
 }
 BILLING = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={};"
-#: Of Claude Code.
-CLAUDE: dict[str, Any] = {
-    "model": "tiny",
-    "max_tokens": 32,
-    "system": [
-        {"type": "text", "text": BILLING.format("fa690")},
-        {
-            "type": "text",
-            "text": "You work here.",
-            "cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"},
-        },
-    ],
-    "messages": [
-        {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]},
-        {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"c": "ls"}}]},
-        {
-            "role": "user",
-            "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "a.py", "is_error": False}],
-        },
-    ],
-    "tools": [
-        {"name": "Bash", "input_schema": {"type": "object", "properties": {}}, "defer_loading": True},
-        {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
-        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
-    ],
-    "tool_choice": {"type": "auto"},
-    "thinking": {"type": "enabled", "budget_tokens": 31999},
-    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-    "output_config": {"effort": "high"},
-    "metadata": {"user_id": "user_1"},
-    "stream": True,
-}
 LEFT_OUT_OF_CLAUDE = {
-    "context_management",
-    "output_config.effort",
-    "thinking.type",
-    "tools[text_editor_20250728]",
-    "tools[web_search_20250305]",
-    "tools[].defer_loading",
-    "system[x-anthropic-]",
-}
-#: Of opencode and Continue.
-CHATS: dict[str, dict[str, Any]] = {
-    "opencode": {
-        "model": "tiny",
-        "max_tokens": 32,
-        "messages": [
-            {"role": "system", "content": "You are in a terminal."},
-            {"role": "user", "content": "list"},
-            {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [
-                    {"id": "call_1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
-                ],
-            },
-            {"role": "tool", "tool_call_id": "call_1", "content": "a.py"},
-        ],
-        "tools": [
-            {
-                "type": "function",
-                "function": {"name": "bash", "description": "Runs.", "parameters": {"type": "object", "$schema": "x"}},
-            }
-        ],
-        "tool_choice": "auto",
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    },
-    "continue": {
-        "model": "tiny",
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "list"}]}],
-        "max_tokens": 32,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "parallel_tool_calls": False,
-        "prediction": {"type": "content", "content": "x = 1"},
-        "reasoning_effort": "high",
-    },
+    *("context_management", "output_config.effort", "thinking.type", "system[x-anthropic-]"),
+    *("tools[text_editor_20250728]", "tools[web_search_20250305]", "tools[].defer_loading"),
 }
 #: With roles of one system message and turns that alternate, as Gemma's has them; it tells of tools.
 TEMPLATE = (
@@ -216,7 +88,7 @@ def test_claude_code(taking: Callable[..., Client], engine: Engine) -> None:
 
 @pytest.mark.parametrize(("agent", "hints"), [("opencode", set()), ("continue", {"prediction", "reasoning_effort"})])
 def test_agents_that_chat(taking: Callable[..., Client], agent: str, hints: set[str]) -> None:
-    answer = taking().post("/v1/chat/completions", CHATS[agent])
+    answer = taking().post("/v1/chat/completions", BODIES[agent])
     assert answer.status == 200 and answer.body.endswith(b"data: [DONE]\n\n")
     assert left_out(answer.headers) == hints
 
@@ -238,9 +110,7 @@ def test_codex_is_told_of_efforts(engine: Engine, serve: Callable[..., Client]) 
 # -- what is left out
 
 
-def test_a_name_is_logged_once(
-    client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_are_told_once(client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ignored, "_logged", set())
     with caplog.at_level(logging.INFO, "pilotfish.server.bodies.ignored"):
         for _ in range(2):
@@ -347,9 +217,7 @@ def test_a_bad_tool_is_named_by_its_place_in_the_body(taking: Callable[..., Clie
 def test_a_call_within_a_namespace(taking: Callable[..., Client], engine: Engine, at_a_time: int) -> None:
     call = '<tool_call>\n{"name": "agents__close_agent", "arguments": {"target": "a"}}\n</tool_call>'
     engine.says(call, at_a_time=at_a_time)
-    (item,) = response_of(
-        taking(), tools=[{"type": "namespace", "name": "agents", "description": "", "tools": [CLOSE]}]
-    )["output"]
+    (item,) = response_of(taking(), tools=[SPACE])["output"]
     assert (item["type"], item["namespace"], item["name"]) == ("function_call", "agents", "close_agent")
     assert json.loads(item["arguments"]) == {"target": "a"}
 

@@ -27,18 +27,10 @@ def test_a_completion(client: Client, engine: Engine) -> None:
     assert answer.status == 200 and answer.headers["content-type"] == "application/json"
     assert body.pop("id").startswith("cmpl-") and isinstance(body.pop("created"), int)
     assert body.pop("system_fingerprint").startswith("fp_")
-    assert body == {
-        "object": "text_completion",
-        "model": "tiny",
-        "choices": [{"index": 0, "text": "import os", "logprobs": None, "finish_reason": "stop", "stop_reason": None}],
-        "seed": 100,
-        "usage": {
-            "prompt_tokens": 1,
-            "completion_tokens": 6,
-            "total_tokens": 7,
-            "prompt_tokens_details": {"cached_tokens": 0},
-        },
-    }
+    choice = {"index": 0, "text": "import os", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+    details = {"prompt_tokens_details": {"cached_tokens": 0}}
+    usage = {"prompt_tokens": 1, "completion_tokens": 6, "total_tokens": 7, **details}
+    assert body == {"object": "text_completion", "model": "tiny", "choices": [choice], "seed": 100, "usage": usage}
     assert engine.submitted[0].params.max_tokens == 16 and engine.submitted[0].aborted  # nothing is left running
 
 
@@ -89,15 +81,8 @@ def test_a_chat(client: Client, engine: Engine) -> None:
     ]
     body = client.post(CHAT, {"messages": turns}).json
     assert body["object"] == "chat.completion" and body["id"].startswith("chatcmpl-")
-    assert body["choices"] == [
-        {
-            "index": 0,
-            "message": {"role": "assistant", "content": "import os"},
-            "logprobs": None,
-            "finish_reason": "stop",
-            "stop_reason": None,
-        }
-    ]
+    message, end = {"role": "assistant", "content": "import os"}, {"finish_reason": "stop", "stop_reason": None}
+    assert body["choices"] == [{"index": 0, "message": message, "logprobs": None, **end}]
     submitted = engine.submitted[0]
     assert engine.prompt == "<system>Be brief.\n<user>a\nb\n<assistant>"
     assert submitted.params.max_tokens == 256 - len(submitted.tokens)
@@ -115,21 +100,9 @@ def test_other_weights_have_another_fingerprint(client: Client, engine: Engine) 
 
 def test_parameters_reach_the_engine(client: Client, engine: Engine) -> None:
     engine.defaults = {"temperature": 0.3, "top_k": 7, "max_tokens": 40}
-    fields = {
-        "prompt": "def",
-        "top_k": 5,
-        "logit_bias": {"3": -1.5},
-        "stop": "x",
-        "stop_token_ids": [4],
-        "bad_words": ["y"],
-        "allowed_token_ids": [3, 4],
-        "min_tokens": 2,
-        "ignore_eos": True,
-        "seed": 9,
-        "max_tokens": 12,
-        "cache_salt": "s",
-        "speculation": {"max_nodes": 3},
-    }
+    fields = {"prompt": "def", "top_k": 5, "logit_bias": {"3": -1.5}, "stop": "x", "stop_token_ids": [4]}
+    fields |= {"bad_words": ["y"], "allowed_token_ids": [3, 4], "min_tokens": 2, "ignore_eos": True, "seed": 9}
+    fields |= {"max_tokens": 12, "cache_salt": "s", "speculation": {"max_nodes": 3}}
     assert client.post(COMPLETIONS, fields).status == 200
     submitted = engine.submitted[0]
     params = submitted.params
@@ -149,12 +122,8 @@ def test_the_limit_of_a_chat(serve: Callable[..., Client], engine: Engine) -> No
 
 def test_each_prompt_has_its_own_choices(client: Client) -> None:
     body = client.post(COMPLETIONS, {"prompt": ["def", "x = [1"], "n": 2, "seed": 5}).json
-    assert [(c["index"], c["text"], c["seed"]) for c in body["choices"]] == [
-        (0, "import os", 5),
-        (1, "return x", 6),
-        (2, "import os", 5),
-        (3, "return x", 6),
-    ]
+    said = [(0, "import os", 5), (1, "return x", 6), (2, "import os", 5), (3, "return x", 6)]
+    assert [(c["index"], c["text"], c["seed"]) for c in body["choices"]] == said
     assert body["seed"] == 5 and body["usage"]["completion_tokens"] == 22
 
 
@@ -204,16 +173,9 @@ def test_acceptance_of_a_request(client: Client) -> None:
     def metrics(**fields: Any) -> Any:
         return client.post(COMPLETIONS, {"prompt": "x", **fields}).json.get("metrics")
 
-    summary = {
-        "mean_acceptance_length": 2.0,
-        "draft_acceptance_rate": 1 / 3,
-        "acceptance_histogram": {"1": 3},
-        "acceptance_histogram_by_draft_length": {"3": {"1": 3}},
-        "num_spec_steps": 3,
-        "num_accepted_draft_tokens": 3,
-        "num_draft_tokens": 9,
-        "num_spec_tokens": 8,
-    }
+    histograms = {"acceptance_histogram": {"1": 3}, "acceptance_histogram_by_draft_length": {"3": {"1": 3}}}
+    counts = {"num_spec_steps": 3, "num_accepted_draft_tokens": 3, "num_draft_tokens": 9, "num_spec_tokens": 8}
+    summary = {"mean_acceptance_length": 2.0, "draft_acceptance_rate": 1 / 3, **histograms, **counts}
     assert metrics() is None
     ours = {"accepted_by_origin": {"lm": 3}, "cached_by_tier": {}}
     assert metrics(speculation={"metrics": "summary"}) == {"speculative_decoding": summary, **ours}
@@ -259,9 +221,7 @@ def test_models(serve: Callable[..., Client]) -> None:
 
 
 @pytest.mark.parametrize("template", [None, "{{ messages[0].content }}"])
-def test_a_model_whose_template_marks_no_turns_takes_part_in_no_chat(
-    client: Client, engine: Engine, template: str | None
-) -> None:
+def test_a_model_whose_template_has_no_turns_has_no_chat(client: Client, engine: Engine, template: str | None) -> None:
     engine.tokenizer.chat_template = template
     assert client.get("/v1/models/tiny").json["chat"] is False
 

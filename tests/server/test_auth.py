@@ -13,19 +13,10 @@ from refusals import refused
 
 from pilotfish.errors import ParameterError
 from pilotfish.server import auth
-from pilotfish.server.auth import (
-    ANONYMOUS,
-    Caller,
-    Keyring,
-    file_entry,
-    load_file,
-    load_keyring,
-    new_secret,
-    refuse_open,
-)
+from pilotfish.server.auth import Caller, Keyring, file_entry, load_file, load_keyring, new_secret, refuse_open
 
 ONE, TWO, THREE = (f"pf-{letter * 30}" for letter in "abc")
-SHA256 = hashlib.sha256(TWO.encode()).hexdigest()
+SHA = hashlib.sha256(TWO.encode()).hexdigest()
 FILE = f"""
 [[key]]
 name = "search"
@@ -37,7 +28,7 @@ max_concurrency = 32
 
 [[key]]
 name = "team@chat/1"
-sha256 = "{SHA256.upper()}"
+sha256 = "{SHA.upper()}"
 """
 SEARCH = Caller("search", "salty-salt", 600, 200_000, 32)
 Write = Callable[[str | bytes], Path]
@@ -59,14 +50,14 @@ def write(tmp_path: Path) -> Write:
 def refusal(load: Callable[[], object]) -> str:
     """The line with which keys are refused; it shows no secret."""
     line = refused(ParameterError, load)
-    assert not any(secret in line for secret in (ONE, TWO, THREE, SHA256))
+    assert not any(secret in line for secret in (ONE, TWO, THREE, SHA))
     return line
 
 
 def test_without_keys_everybody_is_anonymous() -> None:
     assert not load_keyring()
     for header in (None, "", f"Bearer {ONE}", "nonsense"):
-        assert load_keyring().caller(header) == ANONYMOUS
+        assert load_keyring().caller(header) == auth.ANONYMOUS
 
 
 def test_keys_of_a_file(write: Write) -> None:
@@ -126,7 +117,7 @@ def test_no_repr_shows_a_secret(write: Write) -> None:
     ring, loaded = load_keyring([THREE]), load_file(write(FILE))
     shown = repr((ring, vars(ring), loaded, ring.caller(f"Bearer {THREE}")))
     digests = [hashlib.sha256(secret.encode()).digest() for secret in (ONE, TWO, THREE)]
-    assert not any(secret in shown for secret in (ONE, TWO, THREE, SHA256, "salty-salt"))
+    assert not any(secret in shown for secret in (ONE, TWO, THREE, SHA, "salty-salt"))
     assert not any(repr(digest)[2:-1] in shown for digest in digests)
 
 
@@ -166,12 +157,9 @@ def key(**options: object) -> str:
         (key(name='"a\\nb"'), r"key 1, name: 'a\nb' is not allowed"),
         (key(name='"' + "x" * 65 + '"'), "key 1, name: 'xxx"),
         (key(secret=""), "key 1: [] is not allowed; expected either `secret` or `sha256`"),
-        (key(sha256=f'"{SHA256}"'), "key 1: ['secret', 'sha256'] is not allowed"),
+        (key(sha256=f'"{SHA}"'), "key 1: ['secret', 'sha256'] is not allowed"),
         (key(secret="1234567890123456"), "key 1, secret: (16 characters, not shown) is not allowed"),
-        (
-            key(secret="", sha256=f'"{SHA256}0"'),
-            "key 1, sha256: (65 characters, not shown) is not allowed; expected 64",
-        ),
+        (key(secret="", sha256=f'"{SHA}0"'), "key 1, sha256: (65 characters, not shown) is not allowed; expected 64"),
         (key(cache_salt='""'), "key 1, cache_salt: (0 characters, not shown)"),
         (key(cache_salt="7"), "key 1, cache_salt: (1 characters, not shown)"),
         (key(requests_per_minute="0"), "key 1, requests_per_minute: 0 is not allowed; expected an integer 1 to"),

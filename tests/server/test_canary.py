@@ -51,9 +51,8 @@ def rig(engine: Engine) -> Rig:
 
 def replay(rig: Rig, text: str = "a = b + c", **fields: Any) -> ReplayedRequest:
     output = rig.engine.tokenizer.encode(text, add_special_tokens=False)
-    return ReplayedRequest(
-        **{"id": "1", "variant": "next", "prompt": [5, 6], "params": PARAMS, "output": output, **fields}
-    )
+    given = {"id": "1", "variant": "next", "prompt": [5, 6], "params": PARAMS, "output": output}
+    return ReplayedRequest(**{**given, **fields})
 
 
 PARAMS = SamplingParams(seed=7, max_tokens=64)

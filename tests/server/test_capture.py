@@ -185,9 +185,7 @@ def test_a_disk_that_hangs_is_waited_for_by_nobody(
     assert len(server.kept()) == 1 + waits
 
 
-def test_the_end_waits_for_a_hanging_disk_no_longer_than_it_may(
-    server: CapturingServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_waits_for_a_hung_disk_only_so_long(server: CapturingServer, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     monkeypatch.setattr(CaptureStore, "add", lambda *_: released.wait(10))
     monkeypatch.setattr(capture_module, "CLOSING", 0.01)

@@ -113,15 +113,12 @@ def test_a_small_model_that_is_not_there_is_passed_over(server: CascadeServer) -
 @pytest.mark.parametrize("error", [EngineError("broke"), TargetUnavailable("lost"), PromptError("too long")])
 @pytest.mark.parametrize("after", [0, 1])
 def test_one_that_fails_before_it_is_judged_is_passed_over(server: CascadeServer, error: Exception, after: int) -> None:
-    server.small.script = lambda submitted: [*list(server.saying("small talk of it")(submitted))[:after], error]
+    server.small.script = server.broken(after, error)
     assert server.told() == (LARGE, "unavailable") and server.small.submitted[0].aborted
 
 
 def test_one_that_fails_later_fails_the_request(server: CascadeServer) -> None:
-    server.small.script = lambda submitted: [
-        *list(server.saying("small talk of it")(submitted))[:3],
-        EngineError("broke"),
-    ]
+    server.small.script = server.broken(3, EngineError("broke"))
     assert server.ask().status == 500 and not server.large.submitted
     assert "broke" in server.ask(stream=True).events[-1]["error"]["message"]
 
@@ -256,13 +253,11 @@ def test_unequal_tokenizers_are_refused(server: CascadeServer, tmp_path: Path) -
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("of_small", "sure", "large"), [(0, -0.5, 0), (1, -0.5, 0), (3, -0.5, 0), (9, -0.9, 1)])
-def test_a_client_that_leaves_frees_both(
-    server: CascadeServer, of_small: int, sure: float, large: int, stream: bool
-) -> None:
+def test_a_gone_client_frees_both(server: CascadeServer, of_small: int, sure: float, large: int, stream: bool) -> None:
     """Before the small model says anything, before it is judged, after that, and while the large one answers."""
     server.sure = [sure]
-    small, said = server.saying("small talk of it"), saying(server.large.tokenizer, "large talk")
-    server.small.script = lambda submitted: [*list(small(submitted))[:of_small], asyncio.Event()]
+    said = saying(server.large.tokenizer, "large talk")
+    server.small.script = server.broken(of_small, asyncio.Event())
     server.large.script = lambda submitted: [next(iter(said(submitted))), asyncio.Event()]
     asyncio.run(leave(server.app, COMPLETIONS, {"model": "auto", "prompt": "x", "stream": stream}))
     submitted = [*server.small.submitted, *server.large.submitted]

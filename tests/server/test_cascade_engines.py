@@ -124,9 +124,7 @@ def test_outputs_are_the_answering_models_own(models: Callable[..., object], lla
 
 @pytest.mark.parametrize("threshold", [LEAST, NOBODY])
 @pytest.mark.parametrize("seconds", [0.0, 0.01, 0.03, 0.06])
-def test_a_request_that_is_aborted_leaves_nothing(
-    models: Callable[..., object], threshold: float, seconds: float
-) -> None:
+def test_an_aborted_request_leaves_nothing(models: Callable[..., object], threshold: float, seconds: float) -> None:
     """Whichever model has it by then; each has a step in 5 ms."""
 
     async def scenario() -> None:
@@ -160,20 +158,18 @@ def test_a_live_server(llama: Path, draft: Path, tmp_path: Path) -> None:
     (tmp_path / "cascade.toml").write_text(
         f'name = "auto"\ntags = ["hard"]\nthreshold = {LEAST}\n[small]\ntarget = "{draft}"\nkv_slots = 2048\n'
     )
-    asked = {"model": "auto", "prompt": SNIPPETS[0], "temperature": 0.8, "seed": 5, "max_tokens": 20}
+    sampled = {"temperature": 0.8, "seed": 5, "max_tokens": 20}
+    asked = {"model": "auto", "prompt": SNIPPETS[0], "return_token_ids": True, **sampled}
     expected = {}
     for model in (draft, llama):
         with make_engine(model) as engine:
-            params = SamplingParams(temperature=0.8, seed=5, max_tokens=20)
-            (expected[model],) = run(engine, [SNIPPETS[0]], [params])
+            (expected[model],) = run(engine, [SNIPPETS[0]], [SamplingParams(**sampled)])
     with LiveServer(llama, cascade=tmp_path / "cascade.toml", served_model_name="big") as server:
         while not server.metric("pilotfish_cascade_ready"):
             pass
         assert server.pids("small") and server.pids("target")
         for tag, model, said in (("easy", draft, "small"), ("hard", llama, "large")):
-            status, answer = server.post(
-                "/v1/completions", {**asked, "metadata": {"tag": tag}, "return_token_ids": True}
-            )
+            status, answer = server.post("/v1/completions", {**asked, "metadata": {"tag": tag}})
             assert status == 200 and answer["choices"][0]["token_ids"] == expected[model]
             assert answer["pilotfish"]["answered_by"] == ("big" if said == "large" else "/".join(draft.parts[-2:]))
         assert [model["id"] for model in server.get("/v1/models")[1]["data"]] == ["big", "auto"]

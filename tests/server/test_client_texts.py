@@ -94,10 +94,10 @@ PARTS = st.one_of(
     st.sampled_from(SPELLED).flatmap(lambda text: st.integers(0, len(text) - 1).map(lambda n: text[n:])),
     st.text(max_size=6),
 )
-TEXTS = st.lists(PARTS, max_size=6).map("".join)
+TEXTS, KIND = st.lists(PARTS, max_size=6).map("".join), st.sampled_from(list(KINDS))
 
 
-@given(text=TEXTS, special=st.booleans(), kind=st.sampled_from(list(KINDS)))
+@given(text=TEXTS, special=st.booleans(), kind=KIND)
 def test_a_prompt_is_text_alone(text: str, special: bool, kind: str) -> None:
     """With the special tokens around it, and with the tokens of today where it spells none."""
     usual, kept = texts_of(kind)
@@ -109,25 +109,17 @@ def test_a_prompt_is_text_alone(text: str, special: bool, kind: str) -> None:
         assert made(kind).decode(tokens[special:]) == made(kind).decode(plain[special:])
 
 
-@given(
-    contents=st.lists(TEXTS, min_size=1, max_size=4),
-    name=TEXTS,
-    key=TEXTS,
-    tone=TEXTS,
-    kind=st.sampled_from(list(KINDS)),
-)
+@given(contents=st.lists(TEXTS, min_size=1, max_size=4), name=TEXTS, key=TEXTS, tone=TEXTS, kind=KIND)
 def test_a_chat_has_the_templates_tokens_alone(contents: list[str], name: str, key: str, tone: str, kind: str) -> None:
     """Whatever clients write, side by side or in JSON; exactly today's tokens where that spells none."""
     assume(key != "role")
     usual, kept = texts_of(kind)
 
     def chat(texts: ClientTexts, change: Any = lambda text: text) -> list[int]:
-        call = {
-            "id": change(tone),
-            "function": {"name": change(name), "arguments": {change(key): [change(contents[0]), 1, None]}},
-        }
+        function = {"name": change(name), "arguments": {change(key): [change(contents[0]), 1, None]}}
         said = [{"role": "user", "content": change(text)} for text in contents]
-        called = {"role": "assistant", "content": change(name), "tool_calls": [call]}
+        calls = [{"id": change(tone), "function": function}]
+        called = {"role": "assistant", "content": change(name), "tool_calls": calls}
         schema = {"type": "object", "properties": {change(key): {"description": change(tone), "role": change(name)}}}
         variables = {"tools": [schema], "tone": change(tone), "add_generation_prompt": True}
         return texts.chat([*said, called], variables, special=False)

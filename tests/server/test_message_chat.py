@@ -11,7 +11,8 @@ from pilotfish.server.messages.message_body import CountTokensRequest, MessagesR
 from pilotfish.server.messages.message_chat import MessageChat, chat_of
 
 USE = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Bergen"}}
-RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "rain"}
+EMPTY: dict[str, Any] = {"type": "tool_result", "tool_use_id": "toolu_1"}
+RESULT = {**EMPTY, "content": "rain"}
 WEATHER = {"name": "weather", "description": "Of a city.", "input_schema": {"type": "object"}}
 HI = {"role": "user", "content": "hi"}
 BRIEF = {"role": "system", "content": "Be brief."}
@@ -53,6 +54,8 @@ THOUGHT = {"type": "thinking", "thinking": "hm", "signature": ""}
 CALLED = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Bergen"}'}}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [CALLED]}
 ANSWERED = {"role": "tool", "tool_call_id": "1", "content": "rain"}
+SECOND = {"tool_call_id": "x-2"}
+REDACTED = {"type": "redacted_thinking", "data": "abc"}
 
 
 @pytest.mark.parametrize(
@@ -71,25 +74,14 @@ ANSWERED = {"role": "tool", "tool_call_id": "1", "content": "rain"}
         ),
         (
             [HI, assistant(USE), assistant({**USE, "id": "x-2"}), user({**RESULT, "tool_use_id": "x-2"}), user(RESULT)],
-            [
-                HI,
-                {**CALLING, "tool_calls": [CALLED, {**CALLED, "id": "x-2"}]},
-                {**ANSWERED, "tool_call_id": "x-2"},
-                ANSWERED,
-            ],
+            [HI, {**CALLING, "tool_calls": [CALLED, {**CALLED, "id": "x-2"}]}, {**ANSWERED, **SECOND}, ANSWERED],
         ),
         (
             [HI, assistant(USE), user({**RESULT, "content": [text("no"), text("rain")], "is_error": True})],
             [HI, CALLING, {**ANSWERED, "content": "no\nrain"}],
         ),
-        (
-            [HI, assistant(USE), user({"type": "tool_result", "tool_use_id": "toolu_1"})],
-            [HI, CALLING, {**ANSWERED, "content": ""}],
-        ),
-        (
-            [HI, assistant(THOUGHT, {"type": "redacted_thinking", "data": "abc"}, text("yes")), HI],
-            [HI, {**YES, "reasoning": "hm"}, HI],
-        ),
+        ([HI, assistant(USE), user(EMPTY)], [HI, CALLING, {**ANSWERED, "content": ""}]),
+        ([HI, assistant(THOUGHT, REDACTED, text("yes")), HI], [HI, {**YES, "reasoning": "hm"}, HI]),
     ],
 )
 def test_turns(messages: list[Any], expected: list[dict[str, Any]]) -> None:
@@ -126,10 +118,7 @@ def test_the_answer_goes_on_with_the_assistants_last_turn_unless_that_is_empty(c
             "messages[1].content[0]: no tool_result for the tool_use 'toolu_1' in the turn after it",
         ),
         ([HI, assistant(text("a"), USE), HI], "messages[1].content[1]: no tool_result"),
-        (
-            [HI, assistant(USE), {"role": "system", "content": "x"}, user(RESULT)],
-            "messages[1].content[0]: no tool_result",
-        ),
+        ([HI, assistant(USE), BRIEF, user(RESULT)], "messages[1].content[0]: no tool_result"),
         ([HI, assistant(USE), user(RESULT, RESULT)], "messages[2].content[1].tool_use_id: 'toolu_1' is not allowed"),
         ([HI, assistant(USE), user(text("x"), RESULT)], "messages[2].content[1]: a tool_result after text"),
         ([HI, {"role": "assistant", "content": "So "}], "messages[1].content: an answer can only go on with a text"),
@@ -206,8 +195,6 @@ def test_sampling() -> None:
 
 
 def test_tokens_to_count() -> None:
-    body = msgspec.convert(
-        {"model": "tiny", "messages": [HI], "tools": [WEATHER], "thinking": ENABLED}, CountTokensRequest
-    )
-    made = chat_of(body, Ignored(), reasons=True)
+    body = {"model": "tiny", "messages": [HI], "tools": [WEATHER], "thinking": ENABLED}
+    made = chat_of(msgspec.convert(body, CountTokensRequest), Ignored(), reasons=True)
     assert made.tools is not None and made.chat_template_kwargs == {"enable_thinking": True, "thinking": True}

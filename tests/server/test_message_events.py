@@ -56,12 +56,8 @@ OUTPUTS: dict[str, tuple[list[Piece], list[Part]]] = {
     ),
     "all": (
         [
-            Reasoning("hm"),
-            Content("Let me see.\n"),
-            CallBegin(0, "f"),
-            Arguments(0, '{"a": 1}'),
-            CallBegin(1, "f"),
-            Arguments(1, '{"a": 2}'),
+            *(Reasoning("hm"), Content("Let me see.\n"), CallBegin(0, "f")),
+            *(Arguments(0, '{"a": 1}'), CallBegin(1, "f"), Arguments(1, '{"a": 2}')),
         ],
         [thought("hm"), text("Let me see.\n"), call(0, "f", a=1), call(1, "f", a=2)],
     ),

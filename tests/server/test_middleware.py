@@ -111,9 +111,7 @@ def test_a_key_has_so_many_requests_at_a_time(keyed: Server) -> None:
 
 
 @pytest.mark.parametrize(("limit", "status"), [(1 + 6 + 1 + 30, 200), (36, 429)])
-def test_a_request_is_settled_to_the_tokens_that_it_used(
-    engine: Engine, tmp_path: Any, limit: int, status: int
-) -> None:
+def test_a_request_is_settled_to_the_tokens_it_used(engine: Engine, tmp_path: Any, limit: int, status: int) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(f'[[key]]\nname = "few"\nsecret = "{SECRET}"\ntokens_per_minute = {limit}\n')
     path.chmod(0o600)
@@ -157,27 +155,19 @@ def test_the_access_line_of_a_refusal_says_why(server: Server, lines: Callable[[
 @pytest.mark.parametrize(
     "body",
     [
-        '"secret"',
-        '{"suffix": "secret", "prompt": "x"}',
-        '{"documents": ["secret"], "prompt": "x"}',
-        '{"grammar": "root ::= secret", "prompt": "x"}',
-        '{"options": {"stop": "secret"}, "prompt": "x"}',
+        *('"secret"', '{"suffix": "secret", "prompt": "x"}', '{"documents": ["secret"], "prompt": "x"}'),
+        *('{"grammar": "root ::= secret", "prompt": "x"}', '{"options": {"stop": "secret"}, "prompt": "x"}'),
         '{"response_format": {"type": "secret"}, "prompt": "x"}',
-        '{"structured_outputs": {"json": "secret"}, "prompt": "x"}',
-        '{"guided_choice": "secret", "prompt": "x"}',
+        *('{"structured_outputs": {"json": "secret"}, "prompt": "x"}', '{"guided_choice": "secret", "prompt": "x"}'),
     ],
 )
-def test_the_access_line_of_a_refusal_quotes_no_prompt(
-    server: Server, lines: Callable[[], list[dict[str, Any]]], body: str
-) -> None:
+def test_an_access_line_quotes_no_prompt(server: Server, lines: Callable[[], list[dict[str, Any]]], body: str) -> None:
     answer = server.client.post(COMPLETIONS, raw=body.encode())
     (line,) = lines()
     assert answer.status == 400 and line["param"] == answer.error["param"] and "secret" not in str(line)
 
 
-def test_the_access_line_of_a_stream_that_broke_says_why(
-    server: Server, lines: Callable[[], list[dict[str, Any]]]
-) -> None:
+def test_the_access_line_of_a_broken_stream_says_why(server: Server, lines: Callable[[], list[dict[str, Any]]]) -> None:
     said = server.engine.script
     server.engine.script = lambda submitted: [next(iter(said(submitted))), TargetUnavailable("target: it ended", 1.0)]
     server.client.post(COMPLETIONS, {"prompt": "x", "stream": True})

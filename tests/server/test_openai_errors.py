@@ -3,12 +3,7 @@
 from typing import Any
 
 import pytest
-from openai import (
-    APIError,
-    APIStatusError,
-    BadRequestError,
-    InternalServerError,
-)
+from openai import APIError, APIStatusError, BadRequestError, InternalServerError
 from openai_cases import HELLO, MODEL
 from openai_fleet import Fleet
 
@@ -42,9 +37,7 @@ def arguments(chat: bool, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("chat", "changes", "field"), REFUSED, ids=lambda value: str(value)[:50])
-def test_a_field_that_cannot_be_is_named(
-    fleet: Fleet, mode: str, chat: bool, changes: dict[str, Any], field: str
-) -> None:
+def test_a_bad_field_is_named(fleet: Fleet, mode: str, chat: bool, changes: dict[str, Any], field: str) -> None:
     client = fleet.client(mode)
     create = client.chat.completions.create if chat else client.completions.create
     for stream in (False, True):

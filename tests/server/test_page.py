@@ -69,19 +69,12 @@ def greeting(**first: Any) -> list[bytes]:
     return [*map(event, steps), *map(event, last(4, 6)), DONE]
 
 
-def test_the_text_is_exact_its_tokens_coloured_by_origin_and_figures_tell_of_the_speculation(
-    playground: Playground, stand_in: StandIn
-) -> None:
+def test_the_text_is_exact_tokens_are_coloured_and_figures_are_told(playground: Playground, stand_in: StandIn) -> None:
     stand_in.parts = greeting(seed=17)
     playground.run("Say hello")
     assert playground.text() == "Hello, <b>🐟é\n"
     assert playground.tokens() == [
-        ("Hello", "drafted"),
-        (",", "drafted"),
-        (" <b>", "own"),
-        ("🐟", "drafted"),
-        ("", "own"),
-        ("é\n", "own"),
+        *(("Hello", "drafted"), (",", "drafted"), (" <b>", "own"), ("🐟", "drafted"), ("", "own"), ("é\n", "own")),
     ]
     underlines = playground.page.locator("#output .token").evaluate_all(
         "all => all.map(one => getComputedStyle(one).textDecorationLine)"
@@ -550,14 +543,8 @@ def test_it_is_dark_where_dark_is_wanted_and_legible_in_both(playground: Playgro
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 #: Custom properties of text and of the ground that it stands on.
 TEXTS = [
-    ("text", "panel"),
-    ("muted", "panel"),
-    ("muted", "ground"),
-    ("drafted", "drafted-tint"),
-    ("drafted", "panel"),
-    ("own", "panel"),
-    ("bad", "bad-tint"),
-    ("on-accent", "accent"),
+    *(("text", "panel"), ("muted", "panel"), ("muted", "ground"), ("drafted", "drafted-tint")),
+    *(("drafted", "panel"), ("own", "panel"), ("bad", "bad-tint"), ("on-accent", "accent")),
 ]
 
 

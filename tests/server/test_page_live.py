@@ -19,9 +19,7 @@ PROMPT = "def add(a, b):\n    return"
 
 
 @pytest.mark.parametrize("temperature", sized([0.8], [0, 0.8]))
-def test_a_completion_streams_in_coloured_by_origin(
-    temperature: float, chromium: Browser, synchronous: HttpServer
-) -> None:
+def test_a_completion_is_coloured_by_origin(temperature: float, chromium: Browser, synchronous: HttpServer) -> None:
     body = {"prompt": PROMPT, "max_tokens": 192, "temperature": temperature, "seed": 7}
     status, answer = synchronous.post("/v1/completions", body)
     assert status == 200

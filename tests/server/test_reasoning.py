@@ -107,9 +107,7 @@ def test_a_constraint_begins_after_reasoning(
 
 
 @pytest.mark.parametrize(("inside", "token"), [(False, True), (True, True), (False, False)])
-def test_an_output_that_does_not_reason_is_constrained_at_once(
-    client: Client, engine: Engine, inside: bool, token: bool
-) -> None:
+def test_what_does_not_reason_is_constrained_at_once(client: Client, engine: Engine, inside: bool, token: bool) -> None:
     """Where the start mark is one token, and the prompt has not begun a reasoning."""
     if token:
         engine.tokenizer = deepcopy(engine.tokenizer)

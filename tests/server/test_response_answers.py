@@ -28,6 +28,7 @@ WEATHER = {
     "strict": True,
 }
 TIME = {"type": "function", "name": "time", "parameters": None}
+IMAGE = {"type": "input_image", "image_url": "x"}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 TWO_CALLS = f'Let me see.\n{CALL}\n<tool_call>\n{{"name": "time", "arguments": {{}}}}\n</tool_call>'
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -100,23 +101,10 @@ def test_a_text(client: Client) -> None:
 
 
 def test_a_response_says_what_it_was_asked_for(client: Client) -> None:
-    said = {
-        "instructions": "Be brief.",
-        "max_output_tokens": 64,
-        "max_tool_calls": 3,
-        "metadata": {"tag": "nightly"},
-        "parallel_tool_calls": False,
-        "prompt_cache_key": "k",
-        "safety_identifier": "s",
-        "temperature": 0.5,
-        "text": {"format": {"type": "text"}, "verbosity": "medium"},
-        "tool_choice": "none",
-        "tools": [{**WEATHER}],
-        "top_logprobs": 2,
-        "top_p": 0.5,
-        "truncation": "auto",
-        "user": "u",
-    }
+    said = {"instructions": "Be brief.", "max_output_tokens": 64, "max_tool_calls": 3, "metadata": {"tag": "nightly"}}
+    said |= {"parallel_tool_calls": False, "prompt_cache_key": "k", "safety_identifier": "s", "temperature": 0.5}
+    said |= {"text": {"format": {"type": "text"}, "verbosity": "medium"}, "tool_choice": "none", "tools": [WEATHER]}
+    said |= {"top_logprobs": 2, "top_p": 0.5, "truncation": "auto", "user": "u"}
     whole = response_of(client, **said)
     assert {name: whole[name] for name in said} == said
 
@@ -221,9 +209,7 @@ CHATS_FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SC
         ({"structured_outputs": {"regex": "a+"}}, {"structured_outputs": {"regex": "a+"}}),
     ],
 )
-def test_a_format_is_that_of_a_chat(
-    client: Client, engine: Engine, fields: dict[str, Any], chat: dict[str, Any]
-) -> None:
+def test_a_format_is_as_in_a_chat(client: Client, engine: Engine, fields: dict[str, Any], chat: dict[str, Any]) -> None:
     whole = response_of(client, **fields)
     assert whole["text"]["format"] == fields.get("text", {}).get("format", {"type": "text"})
     asked = engine.submitted[-1].params.structured_outputs
@@ -379,10 +365,7 @@ def test_efforts_of_a_model_that_knows_none(serve: Callable[..., Client]) -> Non
         ({"input": [{"type": "image"}]}, "input[0].type"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input[0].content[0].type",
-        ),
+        ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0].type"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"messages": []}, "messages"),

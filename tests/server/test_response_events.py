@@ -22,12 +22,8 @@ OUTPUTS: dict[str, list[Piece]] = {
     "cut call": [CallBegin(0, "f")],
     "text around a call": [Content("Well, "), CallBegin(0, "f"), Arguments(0, '{"b": [2]}'), Content("done")],
     "all": [
-        Reasoning("hm"),
-        Content("Yes"),
-        CallBegin(0, "f"),
-        Arguments(0, "{}"),
-        CallBegin(1, "f"),
-        Arguments(1, "{}"),
+        *(Reasoning("hm"), Content("Yes"), CallBegin(0, "f")),
+        *(Arguments(0, "{}"), CallBegin(1, "f"), Arguments(1, "{}")),
     ],
     "nothing": [],
 }

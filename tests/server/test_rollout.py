@@ -6,22 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import http_double
 import msgspec
 import pytest
-from http_double import (
-    COMPLETIONS,
-    IDENTITY,
-    Answer,
-    Client,
-    Engine,
-    Health,
-    Server,
-    Submitted,
-    Update,
-    application,
-    exchange,
-    saying,
-)
 from refusals import refused
 
 from pilotfish.engine.targets.replica import ReplicaHealth
@@ -45,8 +32,8 @@ tags = ["canary"]
 """
 
 
-class RolloutServer(Server):
-    def __init__(self, engine: Engine, folder: Path, keys: Keyring | None = None) -> None:
+class RolloutServer(http_double.Server):
+    def __init__(self, engine: http_double.Engine, folder: Path, keys: Keyring | None = None) -> None:
         self.file = folder / "rollout.toml"
         self.file.write_text(FILE)
         self.rollout = Rollout(self.file, metrics := ServerMetrics("tiny"), wall=lambda: 1000.0)
@@ -54,19 +41,19 @@ class RolloutServer(Server):
 
 
 @pytest.fixture
-def server(engine: Engine, tmp_path: Path) -> RolloutServer:
+def server(engine: http_double.Engine, tmp_path: Path) -> RolloutServer:
     return RolloutServer(engine, tmp_path)
 
 
-def with_pools(engine: Engine, **revisions: str) -> None:
+def with_pools(engine: http_double.Engine, **revisions: str) -> None:
     """Its target tells of draft pools with these revisions."""
     pools = [PoolLoad(name, True, 0, 0, 0.0, 0.0, revision=revision) for name, revision in revisions.items()]
-    status = Status(IDENTITY, 0, 0, 0, 0, "one", pools=pools)
-    engine.health = replace(Health(), replicas=(ReplicaHealth("target", status=status),))
+    status = Status(http_double.IDENTITY, 0, 0, 0, 0, "one", pools=pools)
+    engine.health = replace(http_double.Health(), replicas=(ReplicaHealth("target", status=status),))
 
 
-def test_the_draft_pools_of_all_targets_are_told(engine: Engine) -> None:
-    client = Client(application(engine))
+def test_the_draft_pools_of_all_targets_are_told(engine: http_double.Engine) -> None:
+    client = http_double.Client(http_double.application(engine))
     assert client.get("/v1/drafts").json == {"data": [], "object": "list"}
     with_pools(engine, east="r1", west="r2")
     told = client.get("/v1/drafts").json["data"]
@@ -100,9 +87,9 @@ def test_the_last_event_of_a_stream_tells_the_variant(server: RolloutServer) -> 
     assert all("pilotfish" not in event for event in events[:-1])
 
 
-def test_without_a_file_answers_say_nothing(engine: Engine) -> None:
-    client = Client(application(engine))
-    assert "pilotfish" not in client.post(COMPLETIONS, {"prompt": "x"}).json
+def test_without_a_file_answers_say_nothing(engine: http_double.Engine) -> None:
+    client = http_double.Client(http_double.application(engine))
+    assert "pilotfish" not in client.post(http_double.COMPLETIONS, {"prompt": "x"}).json
     told = client.get("/v1/rollout").json
     assert [variant["name"] for variant in told["variants"]] == ["default"] and told["holdout"] == ""
     refused = client.post("/v1/rollout/reload", {})
@@ -183,7 +170,7 @@ def test_what_was_compared_with_another_holdout_is_forgotten(server: RolloutServ
     assert not server.rollout.arms.arms and server.rollout.arms.holdout == "off"
 
 
-def test_only_an_admin_may_look(engine: Engine, tmp_path: Path) -> None:
+def test_only_an_admin_may_look(engine: http_double.Engine, tmp_path: Path) -> None:
     keys = load_keyring(["a-secret-of-one-caller"])
     server = RolloutServer(engine, tmp_path, keys=keys)
     header = {"authorization": "Bearer a-secret-of-one-caller"}
@@ -200,12 +187,12 @@ def test_a_cut_reaches_requests_that_run(server: RolloutServer, monkeypatch: pyt
     """They give up guessing; new ones do not begin to; neither counts in the comparison."""
     gate = asyncio.Event()
 
-    def script(submitted: Submitted) -> Iterable[Update | asyncio.Event]:
-        first, *rest = saying(server.engine.tokenizer, "a = b + c")(submitted)
+    def script(submitted: http_double.Submitted) -> Iterable[http_double.Update | asyncio.Event]:
+        first, *rest = http_double.saying(server.engine.tokenizer, "a = b + c")(submitted)
         return [first, gate, *rest]  # type: ignore[list-item]
 
-    async def traffic() -> Answer:
-        asking = asyncio.create_task(exchange(server.app, "POST", COMPLETIONS, body, {}))
+    async def traffic() -> http_double.Answer:
+        asking = asyncio.create_task(http_double.exchange(server.app, "POST", http_double.COMPLETIONS, body, {}))
         while not server.engine.submitted:
             await asyncio.sleep(0)
         assert server.engine.submitted[0].max_nodes == 4
@@ -219,7 +206,7 @@ def test_a_cut_reaches_requests_that_run(server: RolloutServer, monkeypatch: pyt
     body = json.dumps({"prompt": "x", "metadata": {"tag": "canary"}}).encode()
     assert asyncio.run(traffic()).status == 200
     assert server.samples("pilotfish_variant")['pilotfish_variant_share{variant="next"}'] == 0.0
-    server.engine.script = saying(server.engine.tokenizer, "done")
+    server.engine.script = http_double.saying(server.engine.tokenizer, "done")
     server.file.write_text(FILE.replace('tags = ["canary"]', ""))
     server.rollout.reload(["r2"])
     for number in range(20):
@@ -244,10 +231,10 @@ def test_a_request_counts_for_the_draft_that_was_to_guess(
 ) -> None:
     """Not for who guessed right: what it achieved must not decide where it counts."""
 
-    def script(submitted: Submitted) -> list[Update]:
-        first, *rest = saying(server.engine.tokenizer, "a = b + c")(submitted)
+    def script(submitted: http_double.Submitted) -> list[http_double.Update]:
+        first, *rest = http_double.saying(server.engine.tokenizer, "a = b + c")(submitted)
         told = msgspec.structs.replace(first.delta, pool=pool)  # type: ignore[union-attr]
-        return [Update(told), *rest]  # type: ignore[list-item]
+        return [http_double.Update(told), *rest]  # type: ignore[list-item]
 
     server.engine.script = script
     server.file.write_text(FILE.replace('draft = "r2"\n', "" if tag is None else 'draft = "r2"\n'))

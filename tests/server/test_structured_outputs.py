@@ -177,12 +177,8 @@ def test_arguments_of_strict_tools_are_enforced_where_a_text_may_come_too(client
     assert constraint is not None
     matcher = Grammars(told.tokenizer, 514, [0]).compile(constraint)
     for text, whole in (
-        ("Hm. é☃\n", True),
-        (CALL, True),
-        (f"Hm.\n{CALL}", True),
-        (f"Hm.\n{CALL}\n{CALL}", True),
-        (CALL.replace("5", "true"), False),
-        (f"Hm. {CALL}".replace('"a"', '"b"'), False),
+        *(("Hm. é☃\n", True), (CALL, True), (f"Hm.\n{CALL}", True), (f"Hm.\n{CALL}\n{CALL}", True)),
+        *((CALL.replace("5", "true"), False), (f"Hm. {CALL}".replace('"a"', '"b"'), False)),
     ):
         own, tokens = matcher.deep_copy(), told.tokenizer.encode(text)
         taken = own.try_consume_tokens(tokens) == len(tokens)

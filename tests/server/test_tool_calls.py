@@ -102,16 +102,11 @@ def test_calls_of_a_stream_begin_with_their_name(client: Client, engine: Engine,
 @pytest.mark.parametrize(
     ("choice", "reason", "told"),
     [
-        ("auto", "stop", "tool_calls"),
-        ("required", "stop", "tool_calls"),
-        (NAMED, "stop", "stop"),
-        ("auto", "length", "length"),
-        ("required", "length", "length"),
+        *(("auto", "stop", "tool_calls"), ("required", "stop", "tool_calls")),
+        *((NAMED, "stop", "stop"), ("auto", "length", "length"), ("required", "length", "length")),
     ],
 )
-def test_the_reason_of_the_end(
-    client: Client, engine: Engine, choice: Any, reason: str, told: str, stream: bool
-) -> None:
+def test_reasons_of_the_end(client: Client, engine: Engine, choice: Any, reason: str, told: str, stream: bool) -> None:
     engine.says(CALL, reason=reason)
     fields = {"tool_choice": choice}
     choices = streamed(client, **fields)[1] if stream else client.post(CHAT, asked(**fields)).json["choices"]
@@ -120,9 +115,7 @@ def test_the_reason_of_the_end(
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
 @pytest.mark.parametrize("length", [1, 8, 18, 28])
-def test_a_required_call_that_was_cut_before_its_name_is_nothing(
-    client: Client, engine: Engine, choice: Any, length: int
-) -> None:
+def test_a_call_cut_before_its_name_is_nothing(client: Client, engine: Engine, choice: Any, length: int) -> None:
     engine.says(CALL[:length], reason="length")
     (whole,) = client.post(CHAT, asked(tool_choice=choice)).json["choices"]
     assert whole["message"] == {"role": "assistant", "content": ""} and whole["finish_reason"] == "length"

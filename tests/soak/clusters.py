@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
-from support import SNIPPETS, make_engine, write_model
+from support import SNIPPETS, drain, make_engine, write_model
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.wire.curve_keys import new_key_pair, write_key_pair
@@ -135,8 +135,7 @@ def answers_alone(target: Path, **options: Any) -> list[Case]:
         samples = [
             sample for body, one in zip(bodies, params, strict=True) for sample in engine.submit(body["prompt"], one)
         ]
-        while engine.busy:
-            engine.step()
+        drain(engine)
         return [Case(body, sample.text) for body, sample in zip(bodies, samples, strict=True)]
 
 

@@ -240,21 +240,11 @@ def test_whatever_is_harmed_no_request_fails_and_no_output_is_another(known: lis
         runner.run(again(found, known, after))
         runner.run(idle(found))
         log = found.log
-    report = {
-        "seconds": SECONDS,
-        "harms": dict(harms),
-        "statuses": dict(tally.statuses),
-        "aborted": tally.aborted,
-        "failed": tally.failed,
-        "unequal": tally.unequal.total(),
-        "handovers": dict(tally.outcomes),
-        "midway": dict(+tally.midway),
-        "tokens": metrics["pilotfish_handover_tokens_total"],
-        "bytes": metrics["pilotfish_handover_bytes_total"],
-        "refused": metrics["pilotfish_prefill_pool_refused_total"],
-        "afterwards": dict(after.outcomes),
-        "held": held,
-    }
+    report = {"seconds": SECONDS, "harms": dict(harms), "statuses": dict(tally.statuses), "aborted": tally.aborted}
+    report |= {"failed": tally.failed, "unequal": tally.unequal.total(), "handovers": dict(tally.outcomes)}
+    report |= {"midway": dict(+tally.midway), "afterwards": dict(after.outcomes), "held": held}
+    told = ("handover_tokens", "handover_bytes", "prefill_pool_refused")
+    report |= {name: metrics[f"pilotfish_{name}_total"] for name in told}
     print(json.dumps(report))  # noqa: T201  # pytest shows it with -s, and if the test fails
     for one in (tally, after):
         assert one.statuses.keys() == {"200"} and not (one.failed or one.unequal.total() or any(held.values()))

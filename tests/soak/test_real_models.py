@@ -11,12 +11,8 @@ from pilotfish.engine.pairs.directories import model_directory
 from pilotfish.engine.pairs.published import PUBLISHED, download
 
 PROMPTS = [
-    "The capital of France is",
-    "def fibonacci(n):",
-    "Once upon a time, in a land far away,",
-    "Die Hauptstadt von Deutschland",
-    "日本の首都は",
-    "1, 2, 3, 4,",
+    *("The capital of France is", "def fibonacci(n):", "Once upon a time, in a land far away,"),
+    *("Die Hauptstadt von Deutschland", "日本の首都は", "1, 2, 3, 4,"),
 ]
 
 
@@ -27,10 +23,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def test_greedy_tokens_are_those_of_transformers(name: str) -> None:
-    engine, library = (
-        make_engine(model_directory("model", Path(name)), kv_slots=2048),
-        library_model(download(name)),
-    )
+    engine, library = (make_engine(model_directory("model", Path(name)), kv_slots=2048), library_model(download(name)))
     for prompt in PROMPTS:
         (sample,) = engine.submit(prompt, params(temperature=0.0, max_tokens=30))
         drain(engine)

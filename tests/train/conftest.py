@@ -33,12 +33,8 @@ def _little_text() -> Iterator[None]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         for module, name, value in (
-            (lessons, "SAMPLED_ROWS", 8),
-            (lessons, "HELD_OUT_ROWS", 8),
-            (lessons, "PROMPT", 96),
-            (evaluate, "PROMPT", 96),
-            (evaluate, "PROMPTS", 4),
-            (evaluate, "CONTINUED", 16),
+            *((lessons, "SAMPLED_ROWS", 8), (lessons, "HELD_OUT_ROWS", 8), (lessons, "PROMPT", 96)),
+            *((evaluate, "PROMPT", 96), (evaluate, "PROMPTS", 4), (evaluate, "CONTINUED", 16)),
             (evaluate, "ROWS", 16),
         ):
             patch.setattr(module, name, value)

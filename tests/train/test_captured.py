@@ -75,9 +75,7 @@ def served(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Served:
     prompts = np.random.default_rng(0).integers(VOCAB, size=(48, 16)).astype(np.uint16)
     digest = text_digest(tokenizer)
     target.generation_config = generation
-    texts = [
-        write_on(target.eval(), part, 128, float(n), lambda _: None) for n, part in enumerate(np.split(prompts, 2))
-    ]
+    texts = [write_on(target.eval(), one, 128, float(n), lambda _: None) for n, one in enumerate(np.split(prompts, 2))]
     mixed = np.stack(texts, 1).reshape(48, -1)  # temperatures 0 and 1 take turns, as `row` says
     capture(folder / "captured", [row(number, digest, text.tolist(), 16) for number, text in enumerate(mixed)])
     return Served(folder / "target", folder / "draft", folder / "captured")

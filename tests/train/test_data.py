@@ -164,14 +164,9 @@ def open_ones(passages: tuple[Passages, Passages], tokenizer: Any) -> list[str]:
 def test_every_field(tokenizer: Any, tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     lines: list[dict[str, Any]] = [
-        {"text": "x = 1", "id": 7},
-        {"tokens": tokenizer.encode("y = 2")},
-        {"prompt": "def f", "response": "(x)"},
-        {"messages": [*chat, {"role": "assistant", "content": "d"}]},
-        {"conversations": chat[:2]},
-        {"prompt": "import"},
-        {"turns": ["one", "two"]},
-        {"messages": chat},
+        *({"text": "x = 1", "id": 7}, {"tokens": tokenizer.encode("y = 2")}, {"prompt": "def f", "response": "(x)"}),
+        *({"messages": [*chat, {"role": "assistant", "content": "d"}]}, {"conversations": chat[:2]}),
+        *({"prompt": "import"}, {"turns": ["one", "two"]}, {"messages": chat}),
     ]
     passages = read(lines, tokenizer, tmp_path)
     assert whole(passages, tokenizer) == ["a\nb\ncd", "ab", "def f(x)", "x = 1", "y = 2"]
@@ -198,17 +193,11 @@ FINE = '{"text": "fine"}\n'
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (FINE + "{\n", "data.jsonl:2: "),
-        (FINE + "[]", "object"),
-        (FINE + '{"id": 3}', "one of text, tokens"),
-        (FINE + '{"text": "a", "prompt": "b"}', "['text', 'prompt']"),
-        (FINE + '{"text": 3}', "$.text"),
+        *((FINE + "{\n", "data.jsonl:2: "), (FINE + "[]", "object"), (FINE + '{"id": 3}', "one of text, tokens")),
+        *((FINE + '{"text": "a", "prompt": "b"}', "['text', 'prompt']"), (FINE + '{"text": 3}', "$.text")),
         (FINE + '{"messages": [{"role": "user"}]}', "content"),
-        (FINE + '{"tokens": [5, 999]}', "999 is not allowed; expected ids below"),
-        (FINE, "two"),
-        ('{"text": ""}', "no text"),
-        ("", "no text"),
-        (None, "data.jsonl"),
+        *((FINE + '{"tokens": [5, 999]}', "999 is not allowed; expected ids below"), (FINE, "two")),
+        *(('{"text": ""}', "no text"), ("", "no text"), (None, "data.jsonl")),
     ],
 )
 def test_what_is_no_data_is_refused(text: str | None, told: str, tokenizer: Any, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Heads in training: what they guess is what their executors guess, and what the formulas say."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,21 +22,13 @@ HIDDEN, VOCAB, LENGTH, DEPTH = 64, 96, 14, 3
 DECODER = Decoder(layers=1, hidden=HIDDEN, heads=4, kv_heads=2, head_dim=32, ffn=96)
 THREE = Projection((1, 2, 3), HIDDEN)
 LAST = Projection((FINAL,), HIDDEN, fc=False)
+TWO = Projection((1, 2), HIDDEN, joined_norm=True)
+NORMED, DEEP = replace(THREE, feature_norm=True), replace(DECODER, layers=2, qk_norm=True)
 HEADS: dict[str, Head] = {
     "eagle3": Recurrent(THREE, DECODER, "wide"),
-    "eagle3.1": Recurrent(
-        Projection((1, 2), HIDDEN, joined_norm=True), DECODER, "wide", residual_normed=True, recycles_normed=True
-    ),
+    "eagle3.1": Recurrent(TWO, DECODER, "wide", residual_normed=True, recycles_normed=True),
     "mtp": Recurrent(LAST, DECODER, "joined", recycles_normed=True),
-    "dspark": BlockHead(
-        Projection((1, 2, 3), HIDDEN, feature_norm=True),
-        Decoder(layers=2, hidden=HIDDEN, heads=4, kv_heads=2, head_dim=32, ffn=96, qk_norm=True),
-        block=DEPTH,
-        mask_token=0,
-        anchored=True,
-        markov_rank=16,
-        confidence="markov",
-    ),
+    "dspark": BlockHead(NORMED, DEEP, DEPTH, mask_token=0, anchored=True, markov_rank=16, confidence="markov"),
     "medusa": MedusaHead(LAST, HIDDEN, heads=DEPTH, blocks=1),
 }
 

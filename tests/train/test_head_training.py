@@ -76,13 +76,8 @@ def test_figures_are_plausible(finished: FinishedHead) -> None:
 def test_each_phase_is_told(finished: FinishedHead) -> None:
     watched = finished.watched
     assert watched.phases == [
-        "loading the target",
-        "reading the text",
-        "measuring a step of training eagle3",
-        "the target's text",
-        "training eagle3",
-        "evaluation",
-        "writing the head",
+        *("loading the target", "reading the text", "measuring a step of training eagle3"),
+        *("the target's text", "training eagle3", "evaluation", "writing the head"),
     ]
     assert re.fullmatch(
         r"at this pace about .+ to go: the target's text .+, training eagle3 20 s, "
@@ -96,9 +91,7 @@ def test_each_phase_is_told(finished: FinishedHead) -> None:
     assert any(re.match(r"evaluation: \d+ of 16 rows, .+ left$", line) for line in watched.lines)
 
 
-def test_the_head_that_is_written_is_the_one_that_was_trained(
-    finished: FinishedHead, target: Path, tmp_path: Path
-) -> None:
+def test_the_head_that_is_written_is_the_trained_one(finished: FinishedHead, target: Path, tmp_path: Path) -> None:
     head = finished.folder / "out" / "head"
     files = read_head(head, TargetFacts.read(target))
     trained = torch.load(finished.folder / "run" / "eagle3" / "checkpoint.pt", weights_only=True)["model"]
@@ -177,9 +170,7 @@ def test_a_language_model_is_distilled_on_data_of_the_user_s_own(target: Path, t
         ({"kind": "mtp", "sampled_tokens": 1, "sources": ()}, "data"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(
-    given: dict[str, Any], told: str, target: Path, sources: Path, tmp_path: Path
-) -> None:
+def test_bad_training_is_refused(given: dict[str, Any], told: str, target: Path, sources: Path, tmp_path: Path) -> None:
     if given.get("sources") == ():
         (tmp_path / "short.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
         given = {**given, "data": (tmp_path / "short.jsonl",)}
@@ -188,9 +179,7 @@ def test_what_cannot_be_trained_is_refused(
     assert told in str(refused.value)
 
 
-def test_targets_and_drafts_that_are_none_are_refused(
-    target: Path, sources: Path, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_what_is_no_target_or_draft_is_refused(target: Path, sources: Path, tokenizer: Any, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json"):
         run(recipe(tmp_path, sources, "eagle3"), tmp_path)
     export_model(build_model(TINY, 280, 512, 0), tokenizer, GenerationConfig(), tmp_path / "other")

@@ -63,16 +63,9 @@ def test_training_helps_and_figures_are_plausible(finished_pair: FinishedPair) -
 def test_each_phase_is_told(finished_pair: FinishedPair) -> None:
     watched = finished_pair.watched
     assert watched.phases == [
-        "reading the sources",
-        "training the tokenizer",
-        "tokenizing the sources",
-        "measuring a step of training target",
-        "measuring a step of training draft",
-        "training target",
-        "the target's text",
-        "training draft",
-        "evaluation",
-        "writing the pair",
+        *("reading the sources", "training the tokenizer", "tokenizing the sources"),
+        *("measuring a step of training target", "measuring a step of training draft"),
+        *("training target", "the target's text", "training draft", "evaluation", "writing the pair"),
     ]
     assert re.fullmatch(
         r"at this pace about \d+ s to go: training target \d+ s, training draft \d+ s "
@@ -118,13 +111,8 @@ def test_what_is_damaged_in_a_run_is_made_anew(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("seed", -1),
-        ("vocab_size", 256),
-        ("sequence_length", 9000),
-        ("batch_rows", 1),
-        ("target_tokens", 10),
-        ("draft_tokens", 0),
-        ("learning_rate", 0.0),
+        *(("seed", -1), ("vocab_size", 256), ("sequence_length", 9000), ("batch_rows", 1)),
+        *(("target_tokens", 10), ("draft_tokens", 0), ("learning_rate", 0.0)),
         ("checkpoint_every", 0),
         ("target", dataclasses.replace(PairRecipe().target, heads=3)),  # of which 2 kv_heads have no equal shares
     ],

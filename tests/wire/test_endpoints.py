@@ -14,28 +14,11 @@ from pilotfish.wire.endpoints import dialled_endpoint, listening_endpoint
 Open = Callable[..., Any]
 
 NO_ADDRESS = [
-    "",
-    "/tmp/pool",
-    "127.0.0.1:5555",
-    "http://127.0.0.1:5555",
-    "inproc://pool",
-    "tcp://",
-    "tcp://127.0.0.1",
-    "tcp://127.0.0.1:",
-    "tcp://:5555",
-    "tcp://127.0.0.1:http",
-    "tcp://127.0.0.1:65536",
-    "tcp://127.0.0.1:5555/path",
-    "tcp://127.0.0.1:5555;tcp://127.0.0.1:5556",
-    "tcp://[::1:5555",
-    "tcp://127.0.0.1:5555\n",
-    "ipc://",
-    "ipc://@abstract",
-    "ipc://*",
-    "ipc:///tmp/\0",
-    f"ipc:///{'x' * 107}",
-    "tcp://no-such-host.invalid:5555",
-    f"tcp://{'x' * 64}.invalid:5555",
+    *("", "/tmp/pool", "127.0.0.1:5555", "http://127.0.0.1:5555", "inproc://pool", "tcp://"),
+    *("tcp://127.0.0.1", "tcp://127.0.0.1:", "tcp://:5555", "tcp://127.0.0.1:http", "tcp://127.0.0.1:65536"),
+    *("tcp://127.0.0.1:5555/path", "tcp://127.0.0.1:5555;tcp://127.0.0.1:5556", "tcp://[::1:5555"),
+    *("tcp://127.0.0.1:5555\n", "ipc://", "ipc://@abstract", "ipc://*", "ipc:///tmp/\0"),
+    *(f"ipc:///{'x' * 107}", "tcp://no-such-host.invalid:5555", f"tcp://{'x' * 64}.invalid:5555"),
 ]
 
 

@@ -42,25 +42,18 @@ capabilities = st.lists(st.text(min_size=1, max_size=20), max_size=5)
 micros = st.integers(0, (1 << 53) - 1)
 echoes = st.none() | st.builds(Echo, micros, st.none() | micros, micros)
 errors = st.builds(Error, texts, texts, texts, st.integers(1, 1 << 40), any_ids, any_ids)
+clocked: dict[str, st.SearchStrategy[Any]] = {"capabilities": capabilities, "echo": echoes}
+asked = {"features": st.none() | offers, "oldest": indices, "step_ms": milliseconds, "depth": indices}
+loads = (texts, indices, indices, counts, indices, milliseconds, milliseconds, counts, texts)
+seeds = st.integers(0, (1 << 64) - 1)
 to_draft: st.SearchStrategy[messages.ToDraft] = st.one_of(
-    st.builds(
-        messages.Hello,
-        *(indices, texts, lengths, texts),
-        features=st.none() | offers,
-        oldest=indices,
-        capabilities=capabilities,
-        echo=echoes,
-        step_ms=milliseconds,
-        depth=indices,
-    ),
+    st.builds(messages.Hello, *(indices, texts, lengths, texts), **clocked, **asked),
     st.builds(messages.TreeFeedback, ids, ids, lengths, st.lists(ids), st.lists(ids), st.lists(ids)),
     st.builds(messages.Pause, ids, ids),
     st.builds(messages.Resume, ids, ids),
     errors,
     st.builds(messages.FeatureRows, ids, ids, ids, indices, kinds, st.binary(min_size=1), digests, st.binary()),
-    st.builds(
-        messages.Open, ids, ids, tokens, lengths, lengths, st.integers(0, (1 << 64) - 1), sampling, indices, salts, keys
-    ),
+    st.builds(messages.Open, ids, ids, tokens, lengths, lengths, seeds, sampling, indices, salts, keys),
     st.builds(messages.Commit, ids, ids, lengths, st.lists(indices, min_size=1, max_size=20), indices),
     st.builds(messages.Close, ids, ids),
 )
@@ -84,15 +77,7 @@ to_target: st.SearchStrategy[messages.ToTarget] = st.one_of(
     st.builds(messages.Resync, ids, ids, texts),
     st.builds(messages.Skip, ids, ids, indices),
     st.builds(messages.Refuse, any_ids, any_ids, texts),
-    st.builds(
-        messages.Load,
-        *(texts, indices, indices, counts, indices, milliseconds, milliseconds, counts, texts),
-        version=indices,
-        capabilities=capabilities,
-        echo=echoes,
-        slots=counts,
-        busy_ms=milliseconds,
-    ),
+    st.builds(messages.Load, *loads, version=indices, slots=counts, busy_ms=milliseconds, **clocked),
     st.builds(messages.Progress, ids, ids, indices),
     st.builds(messages.Pause, ids, ids),
     st.builds(messages.Resume, ids, ids),

@@ -11,16 +11,8 @@ from support import write_tokenizer
 
 from pilotfish.cli.bench.options import BENCHES
 from pilotfish.cli.bench.report import ProgressBar
-from pilotfish.cli.bench.tasks.cascade import (
-    CascadedTask,
-    chosen,
-    confidence_of,
-    halves,
-    outcome,
-    outcomes,
-    report_of,
-    run_cascade,
-)
+from pilotfish.cli.bench.tasks import cascade
+from pilotfish.cli.bench.tasks.cascade import CascadedTask, outcomes, report_of, run_cascade
 from pilotfish.errors import ModelError, ParameterError
 
 tasks_of = st.lists(
@@ -39,14 +31,14 @@ SURE = [task(-0.1, True), task(-0.2, True), task(-0.4, True, False), task(-0.6, 
 
 
 def test_a_threshold_says_who_answers() -> None:
-    found = outcome(SURE, -0.4)
+    found = cascade.outcome(SURE, -0.4)
     assert (found.answered_by_small, found.success, found.small_success, found.large_success) == (0.6, 1.0, 0.6, 0.8)
 
 
 @given(tasks_of, st.floats(0, 0.5))
 def test_the_choice_loses_no_more_than_it_may(tasks: list[CascadedTask], loss: float) -> None:
     found = outcomes(tasks)
-    best = chosen(found, loss)
+    best = cascade.chosen(found, loss)
     assert best.success >= best.large_success - loss - 1e-6
     assert all(one.success < one.large_success - loss for one in found if one.threshold < best.threshold)
     assert found[0].answered_by_small == 1 and found[0].success == found[0].small_success
@@ -57,7 +49,7 @@ def test_the_choice_loses_no_more_than_it_may(tasks: list[CascadedTask], loss: f
 
 @given(tasks_of)
 def test_halves_have_of_each_category_as_many(tasks: list[CascadedTask]) -> None:
-    parts = halves(tasks)
+    parts = cascade.halves(tasks)
     assert sorted(map(repr, (*parts[0], *parts[1]))) == sorted(map(repr, tasks))
     for name in ("exact", "json"):
         counts = [sum(one.category == name for one in part) for part in parts]
@@ -65,7 +57,7 @@ def test_halves_have_of_each_category_as_many(tasks: list[CascadedTask]) -> None
 
 
 def test_confidence_is_the_servers() -> None:
-    assert confidence_of([-1.0, -2.0, -9.0], 2) == -1.5 and confidence_of([-1.0], 2) == -1.0
+    assert cascade.confidence_of([-1.0, -2.0, -9.0], 2) == -1.5 and cascade.confidence_of([-1.0], 2) == -1.0
 
 
 def test_the_other_half_says_what_it_is_worth(tmp_path: Path) -> None:

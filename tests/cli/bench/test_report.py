@@ -10,17 +10,7 @@ from command_runs import write_rows
 from pilotfish.cli.bench import report as report_module
 from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.parity import PARITY_SETTINGS, mixed_jobs
-from pilotfish.cli.bench.report import (
-    Report,
-    Spread,
-    cpu_name,
-    describe_machine,
-    distinct_ngrams,
-    matmul_probe,
-    ratios,
-    read_probe,
-    text_of,
-)
+from pilotfish.cli.bench.report import Report, Spread, cpu_name, describe_machine, distinct_ngrams, matmul_probe, ratios
 from pilotfish.cli.bench.workload import Prompt, load_prompts, parse_numbers
 from pilotfish.engine.pairs import PairDirs
 from pilotfish.errors import InputError
@@ -67,7 +57,7 @@ def test_a_report_is_shown_and_written(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_numbers_have_four_digits() -> None:
-    shown = [text_of(value) for value in (0.98765, 12.3456, 1234.56, 98765.4, 3, None)]
+    shown = [report_module.text_of(value) for value in (0.98765, 12.3456, 1234.56, 98765.4, 3, None)]
     assert shown == ["0.9877", "12.35", "1235", "98765", "3", ""]
 
 
@@ -75,16 +65,14 @@ def test_the_machine_is_described(tmp_path: Path) -> None:
     described = describe_machine("float32")
     assert described["cpu"] and described["threads"] == torch.get_num_threads()
     assert described["matmul_dtype"] == "float32"
-    assert read_probe(1)() > 0 and matmul_probe(torch.float32, 32)() > 0
+    assert report_module.read_probe(1)() > 0 and matmul_probe(torch.float32, 32)() > 0
     (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name\t: A Processor\n")
     assert cpu_name(tmp_path / "cpuinfo") == "A Processor"
     assert cpu_name(tmp_path / "none")
 
 
 @pytest.mark.parametrize(("native", "measured"), [(True, "bfloat16"), (False, "float32")])
-def test_no_bfloat16_product_runs_on_a_processor_without_its_instructions(
-    native: bool, measured: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_bfloat16_runs_without_instructions(native: bool, measured: str, monkeypatch: pytest.MonkeyPatch) -> None:
     probed: list[torch.dtype] = []
     monkeypatch.setattr(report_module, "matmul_probe", lambda dtype: probed.append(dtype) or (lambda: 1.0))
     monkeypatch.setattr(precision, "multiplies_bfloat16", lambda _: native)

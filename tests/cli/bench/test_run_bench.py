@@ -61,12 +61,9 @@ def test_a_winner_is_measured_again_and_written(measure: Measure, tmp_path: Path
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"modes": "sync,fast"}, "modes: 'sync,fast'"),
-        ({"node_counts": "0"}, "nodes: '0'"),
-        ({"drafters": "lm,guess"}, "drafter: 'guess'"),
-        ({"budgets": "none"}, "budget: 'none'"),
-        ({"splits": "0"}, "cores: '0'"),
-        ({"node_counts": "4096"}, "nodes: 4096"),
+        *(({"modes": "sync,fast"}, "modes: 'sync,fast'"), ({"node_counts": "0"}, "nodes: '0'")),
+        *(({"drafters": "lm,guess"}, "drafter: 'guess'"), ({"budgets": "none"}, "budget: 'none'")),
+        *(({"splits": "0"}, "cores: '0'"), ({"node_counts": "4096"}, "nodes: 4096")),
     ],
 )
 def test_what_is_no_setting_is_refused_before_anything_is_loaded(given: dict[str, str], named: str) -> None:

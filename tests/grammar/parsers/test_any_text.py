@@ -34,9 +34,7 @@ def parser(name: str) -> OutputParser:
     return TOOL_FORMATS[name].parser(TOOLS)
 
 
-CASES = [
-    pytest.param(name, output, id=f"{name}: {output.name}") for name, outputs in OUTPUTS.items() for output in outputs
-]
+CASES = [pytest.param(name, one, id=f"{name}: {one.name}") for name, outputs in OUTPUTS.items() for one in outputs]
 REASONINGS = {"hermes": REASONING_FORMATS["qwen3"], "mistral": REASONING_FORMATS["mistral"]}
 THOUGHT = "I must\nlook."
 

@@ -15,12 +15,7 @@ MISTRAL = REASONING_FORMATS["mistral"]
 CALL = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
 
 CASES = {
-    "as Qwen writes it": (
-        "<think>\nA < B,\n\nso C.\n</think>\n\nIt is C.",
-        False,
-        "A < B,\n\nso C.",
-        [Content("It is C.")],
-    ),
+    "as Qwen writes it": ("<think>\nA < B,\n\nC.\n</think>\n\nIt is C.", False, "A < B,\n\nC.", [Content("It is C.")]),
     "begun by the prompt": ("A </thin B.\n</think>\n\nC", True, "A </thin B.", [Content("C")]),
     "begun by both": ("<think>A</think>B", True, "A", [Content("B")]),
     "none": ("A <think> B </think>", False, "", [Content("A <think> B </think>")]),

@@ -212,9 +212,7 @@ def test_folders_of_others_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("salt", [None, b"short"])
-def test_a_salt_that_is_damaged_is_made_anew(
-    left: Server, salt: bytes | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_salt_is_made_anew(left: Server, salt: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
     """Of rows before nobody can tell whose they are: they are not taken for none of a client."""
     (left.path / "salt").unlink()
     if salt is not None:
@@ -235,9 +233,7 @@ def test_a_salt_that_is_damaged_is_made_anew(
 
 
 @pytest.mark.parametrize("manifest", [None, b"", b'{"holds": "pilotfish cap'])
-def test_a_manifest_that_is_damaged_is_written_anew(
-    left: Server, manifest: bytes | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_manifest_is_renewed(left: Server, manifest: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
     (left.path / "capture.json").unlink()
     if manifest is not None:
         (left.path / "capture.json").write_bytes(manifest)

@@ -8,20 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from pilotfish.operate.guarding.change_detection import (
-    AGREEING,
-    ChangeDetector,
-    NoiseEstimate,
-    RunningMean,
-    SequentialTest,
-)
+from pilotfish.operate.guarding import change_detection
 
-ONES = [1.0] * len(ChangeDetector.SIZES)
+ONES = [1.0] * len(change_detection.ChangeDetector.SIZES)
 EXCESSES = st.floats(-1e9, 1e9)
 
 
-def detector_after(*excesses: float) -> ChangeDetector:
-    detector = ChangeDetector()
+def detector_after(*excesses: float) -> change_detection.ChangeDetector:
+    detector = change_detection.ChangeDetector()
     for excess in excesses:
         detector.observe(excess, ONES)
     return detector
@@ -43,7 +37,7 @@ def test_two_readings_never_decide(first: float, second: float) -> None:
 
 
 def test_as_many_as_must_agree_decide() -> None:
-    assert detector_after(*[1e9] * AGREEING).is_detected
+    assert detector_after(*[1e9] * change_detection.AGREEING).is_detected
 
 
 def test_evidence_falls_again_however_long_it_stood() -> None:
@@ -56,7 +50,7 @@ def test_evidence_falls_again_however_long_it_stood() -> None:
 
 @pytest.mark.parametrize("variance", [0.01, 0.3, 4.0])
 def test_noise_that_does_not_persist_has_one_variance(variance: float) -> None:
-    noise, random = NoiseEstimate(), np.random.default_rng(2)
+    noise, random = change_detection.NoiseEstimate(), np.random.default_rng(2)
     for scale in random.uniform(0.01, 0.1, 3000):
         noise.observe(float(random.normal(5.0, math.sqrt(variance * scale))), float(scale))
     assert noise.variances[0] == pytest.approx(variance, rel=0.25, abs=0.02)
@@ -65,7 +59,7 @@ def test_noise_that_does_not_persist_has_one_variance(variance: float) -> None:
 
 
 def test_noise_that_persists_is_more_in_longer_means() -> None:
-    noise, random, value = NoiseEstimate(), np.random.default_rng(3), 0.0
+    noise, random, value = change_detection.NoiseEstimate(), np.random.default_rng(3), 0.0
     for _ in range(3000):
         value = 0.8 * value + 0.6 * float(random.normal())
         noise.observe(value, 1.0)
@@ -77,7 +71,7 @@ def test_noise_that_persists_is_more_in_longer_means() -> None:
 def test_one_in_twenty_tests_errs_at_most(mean: float, is_above: bool) -> None:
     random, wrong = np.random.default_rng(6), 0
     for _ in range(400):
-        test = SequentialTest(0.05, 0.05)
+        test = change_detection.SequentialTest(0.05, 0.05)
         while test.is_above is None:
             test.observe(float(random.normal(mean, 0.15)), 0.15**2)
         wrong += test.is_above != is_above
@@ -86,7 +80,7 @@ def test_one_in_twenty_tests_errs_at_most(mean: float, is_above: bool) -> None:
 
 @given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6))
 def test_two_readings_never_decide_a_test(first: float, second: float) -> None:
-    test = SequentialTest(0.0, 1.0)
+    test = change_detection.SequentialTest(0.0, 1.0)
     for value in (first, second):
         test.observe(value, 1e-3)
     assert test.is_above is None
@@ -94,7 +88,7 @@ def test_two_readings_never_decide_a_test(first: float, second: float) -> None:
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50))
 def test_a_running_mean_is_the_mean_until_its_memory_is_full(values: list[float]) -> None:
-    mean = RunningMean(50)
+    mean = change_detection.RunningMean(50)
     for value in values:
         mean.observe(value)
     assert mean.weight == len(values)

@@ -341,9 +341,7 @@ def test_the_document_has_the_times_that_detection_takes() -> None:
 
 def test_the_document_has_the_constants() -> None:
     for words in (
-        f"{100 * ALLOWANCE:g} %",
-        f"{PAUSE:g} seconds",
-        f"{LONGEST_PAUSE / 60:g} minutes",
-        f"{100 * TRIAL:g} % of its requests",
+        *(f"{100 * ALLOWANCE:g} %", f"{PAUSE:g} seconds"),
+        *(f"{LONGEST_PAUSE / 60:g} minutes", f"{100 * TRIAL:g} % of its requests"),
     ):
         assert words in DOCUMENT

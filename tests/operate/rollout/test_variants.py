@@ -175,9 +175,7 @@ def test_what_a_cascade_cannot_be(old: str, new: str, told: str) -> None:
 
 
 @given(st.lists(logprobs, min_size=1, max_size=4), st.integers(1, 6), st.floats(-10, 0), st.randoms())
-def test_the_least_sure_output_decides(
-    outputs: list[list[float]], tokens: int, threshold: float, random: object
-) -> None:
+def test_the_least_sure_decides(outputs: list[list[float]], tokens: int, threshold: float, random: object) -> None:
     """However the tokens come."""
     confidence, left = Confidence(len(outputs), tokens, threshold), [list(output) for output in outputs]
     order = [place for place, output in enumerate(outputs) for _ in range(len(output) + 1)]

@@ -166,9 +166,7 @@ def test_a_step_without_guesses_tells_nothing_of_acceptance(nodes: int) -> None:
 
 
 @pytest.mark.parametrize("broken", ["detector", "counts", "walk"])
-def test_a_commit_that_fails_ends_its_requests_and_frees_all_slots(
-    broken: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_commit_ends_its_requests_and_frees_all_slots(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four requests the second cannot commit; two wait."""
     closed: list[int] = []
     worker, requests = six_requests(8)

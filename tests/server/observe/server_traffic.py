@@ -12,64 +12,30 @@ from pilotfish.server.observe.feedback import Feedback
 from pilotfish.server.observe.fleet_metrics import FleetMetrics
 from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.server.observe.request_records import RequestFacts, RequestRecord, ServedRequest
-from pilotfish.wire.serving import (
-    Delta,
-    Finish,
-    Identity,
-    PoolLoad,
-    PrefillPoolLoad,
-    ShadowReport,
-    Status,
-    StepProgress,
-    StepReport,
-    Verified,
-)
+from pilotfish.wire import serving as wire
 
 #: A line of the text format, and a label within it.
 SAMPLE, LABEL = re.compile(r"([\w:]+)(?:\{(.*)\})? (\S+)"), re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-IDENTITY = Identity("target", "async", "float32", 2048, 300, kv_slots=1000, longest=1000, max_requests=8, max_nodes=16)
+IDENTITY = wire.Identity(
+    "target", "async", "float32", 2048, 300, kv_slots=1000, longest=1000, max_requests=8, max_nodes=16
+)
 DROPS = {"late_nodes": 7, "resyncs": 1}
-POOL = PoolLoad(
-    "local",
-    True,
-    sessions=3,
-    free_slots=50,
-    step_ms=4.0,
-    queue_ms=0.5,
-    drops=DROPS,
-    cached=9,
-    revision="monday",
-    feature_bytes=8192,
-    feature_drops={"stale": 2, "damaged": 0},
-)
-SHADOW = ShadowReport(
-    "candidate",
-    ready=True,
-    revision="tuesday",
-    requests=3,
-    steps=100,
-    trees=90,
-    late=10,
-    accepted=150,
-    hits=40,
-    tried_by_depth=[90, 60],
-    accepted_by_depth=[60, 45],
-    tokens_per_step=2.5,
-    tokens_per_second=80.0,
-    live_tokens_per_second=50.0,
-    error=-0.02,
-    cpu_seconds=0.5,
-)
+FEATURES = {"feature_bytes": 8192, "feature_drops": {"stale": 2, "damaged": 0}}
+POOL = wire.PoolLoad("local", True, 3, 50, 4.0, 0.5, drops=DROPS, cached=9, revision="monday", **FEATURES)
+SCORE = {"requests": 3, "steps": 100, "trees": 90, "late": 10, "accepted": 150, "hits": 40}
+SCORE |= {"tried_by_depth": [90, 60], "accepted_by_depth": [60, 45], "error": -0.02, "cpu_seconds": 0.5}
+SCORE |= {"tokens_per_step": 2.5, "tokens_per_second": 80.0, "live_tokens_per_second": 50.0}
+SHADOW = wire.ShadowReport("candidate", ready=True, revision="tuesday", **SCORE)
 #: Hand-overs of one sequence: one that the pool lost, then one that brought all.
 LOST = HandOverReport("east", "tcp", "gone", began=0.25, seconds=0.5, size=100, tokens=3)
 HANDED = HandOverReport("east", "shm", "whole", 1.0, 2.0, 0.5, 1.25, 0.75, 0.75, size=4096, tokens=6, cached=2)
 
 
-def prefill_pool(transport: str = "shm", tokens: int = 6, late: int = 1) -> PrefillPoolLoad:
+def prefill_pool(transport: str = "shm", tokens: int = 6, late: int = 1) -> wire.PrefillPoolLoad:
     shm = HandOverTotals({"whole": 1, "late": late}, tokens, size=4096, transfer=0.75, hidden=0.5)
     tcp = HandOverTotals({"gone": 1}, 3, size=100, transfer=0.125)
     totals, refused = {"shm": shm, "tcp": tcp}, {"content": 2, "stale": 0}
-    return PrefillPoolLoad("east", bool(transport), transport, 700, 50, 2.0, 3, totals, refused)
+    return wire.PrefillPoolLoad("east", bool(transport), transport, 700, 50, 2.0, 3, totals, refused)
 
 
 TIERS = [
@@ -83,16 +49,16 @@ def status(
     running: int = 2,
     free_slots: int = 750,
     preemptions: int = 0,
-    pools: tuple[PoolLoad, ...] = (),
-    prefill_pools: tuple[PrefillPoolLoad, ...] = (),
-    shadows: tuple[ShadowReport, ...] = (),
-) -> Status:
+    pools: tuple[wire.PoolLoad, ...] = (),
+    prefill_pools: tuple[wire.PrefillPoolLoad, ...] = (),
+    shadows: tuple[wire.ShadowReport, ...] = (),
+) -> wire.Status:
     both = list(pools), list(prefill_pools)
     tiers = TIERS, tier_counts()
-    return Status(IDENTITY, running, 1, free_slots, preemptions, "first", 0, *both, *tiers, list(shadows))
+    return wire.Status(IDENTITY, running, 1, free_slots, preemptions, "first", 0, *both, *tiers, list(shadows))
 
 
-def serving(status: Status, restarts: int = 0) -> list[ReplicaHealth]:
+def serving(status: wire.Status, restarts: int = 0) -> list[ReplicaHealth]:
     """A target that has told this."""
     return [ReplicaHealth("target", status=status, restarts=restarts)]
 
@@ -107,34 +73,24 @@ def tier_counts(saved: int = 4, loading_seconds: float = 0.5) -> TierCounts:
     return replace(counts, loading_seconds=loading_seconds)
 
 
-def step(rows: int = 20, nodes: int = 14, accepted: int = 5, hits: int = 1) -> StepReport:
-    return StepReport(
-        at=1.0,
-        draft=0.002,
-        forward=0.02,
-        verify=0.003,
-        coordination=0.001,
-        sequences=2,
-        rows=rows,
-        nodes=nodes,
-        accepted=accepted,
-        committed=accepted + 2,
-        hits=hits,
-        verified=1.025,
-    )
+def step(rows: int = 20, nodes: int = 14, accepted: int = 5, hits: int = 1) -> wire.StepReport:
+    times = {"at": 1.0, "draft": 0.002, "forward": 0.02, "verify": 0.003, "coordination": 0.001, "verified": 1.025}
+    counts = {"sequences": 2, "rows": rows, "nodes": nodes, "accepted": accepted, "hits": hits}
+    return wire.StepReport(**times, **counts, committed=accepted + 2)
 
 
-def delta(tokens: int, nodes: int, accepted: int, at: float = 1.0, index: int = 0, reason: str | None = None) -> Delta:
-    finish = None if reason is None else Finish(FinishReason(reason), None)
-    verified = [Verified(at, tokens, nodes, accepted, ["pool 0"] * (accepted - 1) + ["ngram"] * (accepted > 0))]
-    return Delta("r", index, [0] * tokens, "", [0] * tokens, verified, queued=0.25, finish=finish)
+def delta(
+    tokens: int, nodes: int, accepted: int, at: float = 1.0, index: int = 0, reason: str | None = None
+) -> wire.Delta:
+    finish = None if reason is None else wire.Finish(FinishReason(reason), None)
+    verified = [wire.Verified(at, tokens, nodes, accepted, ["pool 0"] * (accepted - 1) + ["ngram"] * (accepted > 0))]
+    return wire.Delta("r", index, [0] * tokens, "", [0] * tokens, verified, queued=0.25, finish=finish)
 
 
-def progress(deltas: int = 2) -> StepProgress:
+def progress(deltas: int = 2) -> wire.StepProgress:
     """Of its outputs the first half accepts 4 nodes of 7, the others 1."""
-    return StepProgress(
-        0, step(), [delta(5 if i < deltas / 2 else 2, 7, 4 if i < deltas / 2 else 1) for i in range(deltas)]
-    )
+    each = [(5, 4) if i < deltas / 2 else (2, 1) for i in range(deltas)]
+    return wire.StepProgress(0, step(), [delta(tokens, 7, accepted) for tokens, accepted in each])
 
 
 def facts(tag: str | None = None) -> RequestFacts:

@@ -132,21 +132,12 @@ def test_a_request_is_counted_when_it_ends(metrics: ServerMetrics) -> None:
     assert value(metrics, "vllm:request_success_total", finished_reason="stop") == 1
     assert value(metrics, "vllm:request_success_total", finished_reason="error") == 0
     assert value(metrics, "vllm:prompt_tokens_total") == 10
-    sums = {
-        "time_to_first_token_seconds": 1.0,
-        "inter_token_latency_seconds": 0.5,  # a chunk of three tokens
-        "request_time_per_output_token_seconds": 1 / 3,
-        "e2e_request_latency_seconds": 2.25,
-        "request_queue_time_seconds": 0.25,
-        "request_inference_time_seconds": 1.75,
-        "request_prefill_time_seconds": 0.75,
-        "request_decode_time_seconds": 1.0,
-        "request_prompt_tokens": 10,
-        "request_generation_tokens": 4,
-        "request_max_num_generation_tokens": 4,
-        "request_params_n": 1,
-        "request_params_max_tokens": 64,
-    }
+    sums = {"time_to_first_token_seconds": 1.0, "request_queue_time_seconds": 0.25, "request_decode_time_seconds": 1.0}
+    sums |= {"request_inference_time_seconds": 1.75, "request_prefill_time_seconds": 0.75}
+    sums |= {"e2e_request_latency_seconds": 2.25, "request_time_per_output_token_seconds": 1 / 3}
+    sums |= {"inter_token_latency_seconds": 0.5}  # a chunk of three tokens
+    sums |= {"request_prompt_tokens": 10, "request_generation_tokens": 4, "request_max_num_generation_tokens": 4}
+    sums |= {"request_params_n": 1, "request_params_max_tokens": 64}
     for name, expected in sums.items():
         assert value(metrics, f"vllm:{name}_count") == 1, name
         assert value(metrics, f"vllm:{name}_sum") == pytest.approx(expected), name
@@ -185,9 +176,7 @@ def test_a_prompt_s_cached_tokens_count_once(metrics: ServerMetrics) -> None:
     assert_values(metrics, "pilotfish_kv_prompt_tokens_total", "source", sources)
 
 
-def test_preemptions_and_restarts_go_on_when_a_target_begins_at_zero(
-    metrics: ServerMetrics, fleet: FleetMetrics
-) -> None:
+def test_preemptions_and_restarts_go_on_where_a_target_begins_anew(metrics: ServerMetrics, fleet: FleetMetrics) -> None:
     for preemptions in (3, 5, 5, 2, 4):
         fleet.tell(serving(status(preemptions=preemptions)))
     assert value(metrics, "vllm:num_preemptions_total") == 9

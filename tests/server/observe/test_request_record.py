@@ -66,11 +66,8 @@ def test_steps_without_tokens_leave_no_gap(metrics: ServerMetrics) -> None:
 @pytest.mark.parametrize(
     ("reasons", "given", "expected"),
     [
-        (["stop", "stop"], None, "stop"),
-        (["stop", "length"], None, "length"),
-        (["abort", "length"], None, "abort"),
-        ([], None, "abort"),
-        (["stop", "stop"], "error", "error"),
+        *((["stop", "stop"], None, "stop"), (["stop", "length"], None, "length")),
+        *((["abort", "length"], None, "abort"), ([], None, "abort"), (["stop", "stop"], "error", "error")),
         ([], "error", "error"),
     ],
 )

@@ -66,10 +66,7 @@ ALTERED: dict[str, tuple[Callable[[dict[str, Any], int], dict[str, Any]], str, s
         lambda tree, n: {"ids": [tree["ids"][-1] + 1 - place for place in range(n)], "parents": [0] * n},
         *("guesses", "tree-ids"),
     ),
-    "RestartingIds": (
-        lambda _, n: {"ids": list(range(1, n + 1)), "parents": [0] * n},
-        *("follows-commits", "tree-ids"),
-    ),
+    "RestartingIds": (lambda _, n: {"ids": [*range(1, n + 1)], "parents": [0] * n}, "follows-commits", "tree-ids"),
     "BaseLenAhead": (lambda tree, _: {"base_len": tree["base_len"] + 1}, "guesses", "tree-base-len"),
     "BaseLenFalls": (
         lambda tree, _: {"base_len": tree["base_len"] - 10 * (tree["sequence"] % 2)},

@@ -64,9 +64,7 @@ def test_the_example_passes() -> None:
 
 @in_soak
 @pytest.mark.parametrize("kind", sorted({kind for kind, _, _ in BROKEN}, key=lambda kind: kind.__name__))
-def test_a_broken_drafter_is_found_out_by_a_whole_run(
-    whole_reports: dict[str, ConformanceReport], kind: type[Lawful]
-) -> None:
+def test_a_whole_run_finds_a_broken_drafter(whole_reports: dict[str, ConformanceReport], kind: type[Lawful]) -> None:
     rules = {rule for other, _, rule in BROKEN if other is kind}
     assert rules & {finding.name for finding in whole_reports[kind.__name__].failed}
 

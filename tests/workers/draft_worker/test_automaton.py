@@ -71,9 +71,7 @@ def test_matches_in_many_sequences(sequences: list[list[int]], tokens: list[int]
 
 
 @given(sequences=SEQUENCES, tokens=TOKENS, more=TOKENS)
-def test_following_goes_on_where_matching_stopped(
-    sequences: list[list[int]], tokens: list[int], more: list[int]
-) -> None:
+def test_following_goes_on_after_matching(sequences: list[list[int]], tokens: list[int], more: list[int]) -> None:
     found = read(sequences)
     match = found.match(tokens)
     for token in more:

@@ -7,42 +7,31 @@ import msgspec
 import pytest
 from rig import HELLO, Rig, Told, make_open, prompt
 
+from pilotfish.core.drafting import messages
 from pilotfish.core.drafting.draft_machine import BUSY, LONG, PAUSED, REPORT
 from pilotfish.core.drafting.draft_sessions import IDLE
 from pilotfish.core.drafting.level_choice import WHOLE_CHUNK
-from pilotfish.core.drafting.messages import (
-    ERRORS,
-    PAUSES,
-    PROGRESS,
-    Commit,
-    Hello,
-    Load,
-    Pause,
-    Progress,
-    Refuse,
-    Resume,
-    Resync,
-    Tree,
-)
 from pilotfish.core.peers.fields import Echo, Error
 from pilotfish.wire.channel import Received
 
 TARGET, OTHER = b"target", b"other"
 
 
-def able(*capabilities: str) -> Hello:
+def able(*capabilities: str) -> messages.Hello:
     return msgspec.structs.replace(HELLO, capabilities=list(capabilities))
 
 
 def test_any_version_of_the_range_will_do(llama: Path) -> None:
     rig = Rig(llama)
-    rig.say(TARGET, msgspec.structs.replace(HELLO, version=9, capabilities=["telepathy", PAUSES]))
+    rig.say(TARGET, msgspec.structs.replace(HELLO, version=9, capabilities=["telepathy", messages.PAUSES]))
     rig.turns()
-    load = rig.heard(TARGET, Load)[-1]
-    assert load.version == 1 and {PAUSES, ERRORS} <= set(load.capabilities) and load.slots == 2000
+    load = rig.heard(TARGET, messages.Load)[-1]
+    assert load.version == 1 and {messages.PAUSES, messages.ERRORS} <= set(load.capabilities) and load.slots == 2000
     rig.say(OTHER, msgspec.structs.replace(HELLO, version=9, oldest=2))
     rig.turns()
-    assert [refusal.reason for refusal in rig.heard(OTHER, Refuse)] == ["protocol version 2 to 9; this draft speaks 1"]
+    assert [refusal.reason for refusal in rig.heard(OTHER, messages.Refuse)] == [
+        "protocol version 2 to 9; this draft speaks 1"
+    ]
 
 
 def test_echoes_go_back(llama: Path) -> None:
@@ -52,7 +41,7 @@ def test_echoes_go_back(llama: Path) -> None:
     rig.turns()
     rig.now = 50.3
     rig.turns()
-    first, second = (load.echo for load in rig.heard(TARGET, Load)[-2:])
+    first, second = (load.echo for load in rig.heard(TARGET, messages.Load)[-2:])
     assert first == Echo(50_000_000, 7_000_000, 0) and second == Echo(50_300_000, 7_000_000, 300_000)
 
 
@@ -61,16 +50,17 @@ def test_echoes_go_back(llama: Path) -> None:
 
 def test_progress_of_a_long_prompt(llama: Path) -> None:
     rig, tokens = Rig(llama), prompt(2 * WHOLE_CHUNK + 10)
-    rig.say(TARGET, able(PROGRESS), make_open(tokens, session=3))
+    rig.say(TARGET, able(messages.PROGRESS), make_open(tokens, session=3))
     rig.rest()
-    assert [(p.session, p.read) for p in rig.heard(TARGET, Progress)] == [(3, WHOLE_CHUNK), (3, 2 * WHOLE_CHUNK)]
-    assert rig.heard(TARGET, Tree)
+    told = [(one.session, one.read) for one in rig.heard(TARGET, messages.Progress)]
+    assert told == [(3, WHOLE_CHUNK), (3, 2 * WHOLE_CHUNK)]
+    assert rig.heard(TARGET, messages.Tree)
 
 
 def test_nobody_gets_progress_unasked(rig: Rig) -> None:
     rig.say(TARGET, make_open(prompt(2 * WHOLE_CHUNK)))
     rig.rest()
-    assert not rig.heard(TARGET, Progress) and rig.heard(TARGET, Tree)
+    assert not rig.heard(TARGET, messages.Progress) and rig.heard(TARGET, messages.Tree)
 
 
 def test_targets_hear_of_a_long_level_before_it_runs(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +68,7 @@ def test_targets_hear_of_a_long_level_before_it_runs(llama: Path, monkeypatch: p
     grow, slow, said = rig.worker.grower.grow, 2 * LONG, list[list[float]]()
 
     def slowly(level: object) -> object:
-        said.append([load.busy_ms for load in rig.heard(TARGET, Load)])
+        said.append([load.busy_ms for load in rig.heard(TARGET, messages.Load)])
         rig.now += slow
         return grow(level)  # type: ignore[arg-type]
 
@@ -94,7 +84,7 @@ def test_targets_hear_of_a_long_level_before_it_runs(llama: Path, monkeypatch: p
 
 def test_a_commit_ends_a_pause(rig: Rig) -> None:
     told = Told(rig, make_open(prompt(20)))
-    rig.say(TARGET, Pause(1, 1))
+    rig.say(TARGET, messages.Pause(1, 1))
     rig.rest()
     assert not told.listen()
     told.commit([4])
@@ -106,13 +96,13 @@ def test_a_paused_session_loses_its_kv_first(llama: Path) -> None:
     rig = Rig(llama, slots=300, cached=False)
     rig.say(TARGET, HELLO, make_open(prompt(100, 1), session=1), make_open(prompt(100, 2), session=2))
     rig.rest()
-    rig.say(TARGET, Pause(1, 1), make_open(prompt(150, 3), session=3))
+    rig.say(TARGET, messages.Pause(1, 1), make_open(prompt(150, 3), session=3))
     rig.rest()
     evicted = {session.key.number for session in rig.table if session.evicted}
-    assert evicted == {1} and not rig.heard(TARGET, Pause)
+    assert evicted == {1} and not rig.heard(TARGET, messages.Pause)
 
 
-def crowded(llama: Path, *hello: Hello) -> Rig:
+def crowded(llama: Path, *hello: messages.Hello) -> Rig:
     """One tenant holds nearly all slots when another comes, which gets its share."""
     rig = Rig(llama, slots=400, cached=False)
     for peer, greeting in zip((TARGET, OTHER), hello, strict=True):
@@ -124,35 +114,35 @@ def crowded(llama: Path, *hello: Hello) -> Rig:
 
 
 def test_a_session_in_use_that_loses_its_kv_is_paused_and_goes_on(llama: Path) -> None:
-    rig = crowded(llama, able(PAUSES), able())
+    rig = crowded(llama, able(messages.PAUSES), able())
     rig.rest()
-    assert rig.heard(TARGET, Pause) == [Pause(1, 1)]
-    commits = [Commit(1, 1, 300 + n, [n], 8) for n in range(3)]
+    assert rig.heard(TARGET, messages.Pause) == [messages.Pause(1, 1)]
+    commits = [messages.Commit(1, 1, 300 + n, [n], 8) for n in range(3)]
     rig.say(TARGET, *commits[:2], tenant="target")
     rig.now += REPORT
     rig.rest()
-    assert not rig.heard(TARGET, Resume)  # there is no room
+    assert not rig.heard(TARGET, messages.Resume)  # there is no room
     rig.say(OTHER, msgspec.structs.replace(make_open([1, 2]), generation=2), tenant="other")
     rig.now += REPORT
     rig.rest()
-    assert rig.heard(TARGET, Resume) == [Resume(1, 1)]
-    rig.heard(TARGET, Tree)
+    assert rig.heard(TARGET, messages.Resume) == [messages.Resume(1, 1)]
+    rig.heard(TARGET, messages.Tree)
     rig.say(TARGET, commits[2], tenant="target")
     rig.rest()
-    assert rig.heard(TARGET, Tree)[0].base_len == 303 and not rig.heard(TARGET, Resync)
+    assert rig.heard(TARGET, messages.Tree)[0].base_len == 303 and not rig.heard(TARGET, messages.Resync)
 
 
 def test_without_room_it_is_tried_now_and_then(llama: Path) -> None:
-    rig = crowded(llama, able(PAUSES), able())
+    rig = crowded(llama, able(messages.PAUSES), able())
     until = rig.now + 4 * PAUSED
     while rig.now < until:
         rig.now += REPORT
-        rig.say(TARGET, able(PAUSES), tenant="target")
+        rig.say(TARGET, able(messages.PAUSES), tenant="target")
         rig.say(OTHER, HELLO, tenant="other")
         rig.rest()
         for session in rig.table:
             session.touched = rig.now  # both are in use
-    assert 1 <= len(rig.heard(TARGET, Resume)) <= 5
+    assert 1 <= len(rig.heard(TARGET, messages.Resume)) <= 5
 
 
 def test_who_knows_no_pauses_gets_none(llama: Path) -> None:
@@ -160,18 +150,18 @@ def test_who_knows_no_pauses_gets_none(llama: Path) -> None:
     rig.rest()
     rig.now += REPORT
     rig.rest()
-    assert not rig.heard(TARGET, Pause) and not rig.heard(TARGET, Resume)
+    assert not rig.heard(TARGET, messages.Pause) and not rig.heard(TARGET, messages.Resume)
 
 
 def test_idle_sessions_just_rest(llama: Path) -> None:
     rig = Rig(llama, slots=400, cached=False)
-    rig.say(TARGET, able(PAUSES), make_open(prompt(300), wanted=8))
+    rig.say(TARGET, able(messages.PAUSES), make_open(prompt(300), wanted=8))
     rig.rest()
     rig.now += IDLE + 0.1
     rig.say(TARGET, make_open(prompt(200, 1), session=2, wanted=8))
     rig.rest()
     assert rig.table.check() is None and [s.evicted for s in rig.table] == [True, False]
-    assert not rig.heard(TARGET, Pause)
+    assert not rig.heard(TARGET, messages.Pause)
 
 
 # -- errors
@@ -179,7 +169,7 @@ def test_idle_sessions_just_rest(llama: Path) -> None:
 
 def test_a_target_is_told_of_frames_of_no_use(llama: Path) -> None:
     rig = Rig(llama)
-    rig.say(TARGET, able(ERRORS))
+    rig.say(TARGET, able(messages.ERRORS))
     rig.say(OTHER, able())
     for peer in (TARGET, OTHER):
         for frame in (b"\xc1", msgspec.msgpack.encode({"type": "open"}), msgspec.msgpack.encode({"type": "greeting"})):
@@ -192,7 +182,7 @@ def test_a_target_is_told_of_frames_of_no_use(llama: Path) -> None:
 
 def test_an_error_is_logged_once_and_never_answered(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig(llama)
-    rig.say(TARGET, able(ERRORS), *[Error("ids", "tree", "ids do not rise", 3)] * 5)
+    rig.say(TARGET, able(messages.ERRORS), *[Error("ids", "tree", "ids do not rise", 3)] * 5)
     with caplog.at_level(logging.WARNING):
         rig.turns()
     (record,) = caplog.records

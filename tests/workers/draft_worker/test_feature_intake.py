@@ -114,21 +114,15 @@ def test_rows_get_the_features_that_came(machine: HeadMachine, kind: str) -> Non
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (replace(frame(0, 4), rows=bytes(64)), "damaged"),
-        (replace(frame(0, 4), first=1), "damaged"),
-        (replace(frame(0, 4), digest=bytes(8)), "damaged"),
-        (frame(0, 4, session=2), "stale"),
-        (frame(0, 4, generation=2), "stale"),
-        (frame(27, 4), "beyond"),
-        (frame(2**31 - 1, 1), "beyond"),
+        *((replace(frame(0, 4), rows=bytes(64)), "damaged"), (replace(frame(0, 4), first=1), "damaged")),
+        *((replace(frame(0, 4), digest=bytes(8)), "damaged"), (frame(0, 4, session=2), "stale")),
+        *((frame(0, 4, generation=2), "stale"), (frame(27, 4), "beyond"), (frame(2**31 - 1, 1), "beyond")),
         (resigned(frame(0, 4), rows=bytes(63)), "misshapen"),
         (resigned(frame(0, 4), scales=bytes(16)), "misshapen"),
         (resigned(frame(0, 4), dtype="int8"), "misshapen"),
     ],
 )
-def test_frames_that_are_of_no_use_are_counted(
-    machine: HeadMachine, message: messages.FeatureRows, reason: str
-) -> None:
+def test_frames_of_no_use_are_counted(machine: HeadMachine, message: messages.FeatureRows, reason: str) -> None:
     machine.receive(TARGET, message, 0.0)
     log = machine.session().features
     assert log is not None and not len(log) and machine.drops() == {reason: 1}

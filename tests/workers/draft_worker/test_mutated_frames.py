@@ -12,18 +12,7 @@ from rig import HELLO, Rig, Told, make_open, prompt
 from sizes import sized
 from support import VOCAB
 
-from pilotfish.core.drafting.messages import (
-    TARGET_CAPABILITIES,
-    Close,
-    Commit,
-    Hello,
-    Open,
-    Pause,
-    RequestSampling,
-    Resume,
-    ToDraft,
-    TreeFeedback,
-)
+from pilotfish.core.drafting import messages
 from pilotfish.core.peers.fields import Echo, Error
 from pilotfish.wire.channel import Received, decode_to_target
 
@@ -52,31 +41,36 @@ class Vandal:
         else:
             self.rig.channel.inbox.append(Received(self.peer, mutant(self.draw, message)))
 
-    def _message(self) -> ToDraft:
+    def _message(self) -> messages.ToDraft:
         session, draw = 1 + self.draw.randrange(SESSIONS), self.draw
         generation, length = self.generations[session] or 1, self.lengths.get(session, 3)
         kind = draw.randrange(10)
         if kind == 0:
-            return Hello(*(1, HELLO.tokenizer, VOCAB, "vandal"), capabilities=list(TARGET_CAPABILITIES), echo=Echo(7))
+            return messages.Hello(
+                *(1, HELLO.tokenizer, VOCAB, "vandal"), capabilities=list(messages.TARGET_CAPABILITIES), echo=Echo(7)
+            )
         if kind == 1:
-            return TreeFeedback(session, generation, length, [1, 2], [1], [3])
+            return messages.TreeFeedback(session, generation, length, [1, 2], [1], [3])
         if kind == 2:
-            return draw.choice((Pause, Resume))(session, generation)
+            return draw.choice((messages.Pause, messages.Resume))(session, generation)
         if kind == 3:
             return Error("gap", "tree", "numbered from 0 on", 3, session, generation)
         if kind == 4:
-            return Close(session, generation)
+            return messages.Close(session, generation)
         if kind <= 6 or session not in self.lengths:
-            text, sampling = prompt(3 + draw.randrange(40), session), RequestSampling(temperature=0.7, top_k=20)
+            text, sampling = (
+                prompt(3 + draw.randrange(40), session),
+                messages.RequestSampling(temperature=0.7, top_k=20),
+            )
             return make_open(text, session, generation + 1, sampling, max_length=120, wanted=20)
-        return Commit(session, generation, length, prompt(1 + draw.randrange(4), length), 20)
+        return messages.Commit(session, generation, length, prompt(1 + draw.randrange(4), length), 20)
 
-    def _note(self, message: ToDraft) -> None:
-        if isinstance(message, Open):
+    def _note(self, message: messages.ToDraft) -> None:
+        if isinstance(message, messages.Open):
             self.lengths[message.session], self.generations[message.session] = len(message.tokens), message.generation
-        elif isinstance(message, Commit):
+        elif isinstance(message, messages.Commit):
             self.lengths[message.session] += len(message.tokens)
-        elif isinstance(message, Close):
+        elif isinstance(message, messages.Close):
             self.lengths.pop(message.session, None)
 
 

@@ -14,18 +14,10 @@ from pilotfish.core.sampling.noise import gumbel
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import FinishReason, Request
 from pilotfish.core.trees.tree import ROOT, TokenTree
+from pilotfish.workers import suffix
 from pilotfish.workers.automaton import Context, SuffixAutomaton
 from pilotfish.workers.ngram import NgramDrafter, NgramIndex
-from pilotfish.workers.suffix import (
-    CHILDREN,
-    LEAD,
-    MIN_SCORE,
-    PRIOR,
-    ResponseCache,
-    SuffixDrafter,
-    next_token_chances,
-    perturbed,
-)
+from pilotfish.workers.suffix import PRIOR, ResponseCache, SuffixDrafter, next_token_chances, perturbed
 
 TOKENS = st.lists(st.integers(0, 5), min_size=1, max_size=40)
 
@@ -144,8 +136,8 @@ def test_trees_are_bounded_and_best_first(
     assert set(tree.tokens.tolist()) <= set(tokens).union(*past)
     assert tree.scores.tolist() == sorted(tree.scores.tolist(), reverse=True)
     for node, parent in enumerate(tree.parents.tolist()):
-        assert MIN_SCORE <= tree.scores[node] <= (0.0 if parent == ROOT else tree.scores[parent])
-        assert len(children_of(tree, node)) <= CHILDREN
+        assert suffix.MIN_SCORE <= tree.scores[node] <= (0.0 if parent == ROOT else tree.scores[parent])
+        assert len(children_of(tree, node)) <= suffix.CHILDREN
     larger = make_drafter()
     larger.responses = drafter.responses
     (more,) = proposed(larger, [request(tokens, "a", temperature)], limits(max_nodes + 1))
@@ -175,7 +167,7 @@ def test_the_prompts_end_leads_to_the_first_token() -> None:
     finish(drafter, request([9, 9, 9, 1, 2, 3, 4], "a"), [10, 11])
     (tree,) = proposed(drafter, [request([6, 3, 4], "a", number=1)], LIMITS)
     assert len(follow(tree, [10, 11])) == 2
-    assert drafter.responses.num_tokens == LEAD + 2
+    assert drafter.responses.num_tokens == suffix.LEAD + 2
 
 
 def test_both_sources_share_a_tree() -> None:

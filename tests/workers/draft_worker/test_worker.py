@@ -186,13 +186,8 @@ def test_the_context_ends_every_tree(llama: Path) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Commit(9, 1, 10, [5], 10),
-        Commit(1, 3, 10, [5], 10),
-        Commit(1, 1, 10, [VOCAB], 10),
-        Commit(1, 1, 9, [5, 6], 10),
-        Commit(1, 1, 11, [5, 6], 10),
-        Resume(5, 1),
-        Pause(1, 2),
+        *(Commit(9, 1, 10, [5], 10), Commit(1, 3, 10, [5], 10), Commit(1, 1, 10, [VOCAB], 10)),
+        *(Commit(1, 1, 9, [5, 6], 10), Commit(1, 1, 11, [5, 6], 10), Resume(5, 1), Pause(1, 2)),
     ],
     ids=["no session", "an Open was lost", "token", "a token again and another", "a gap", "resume", "pause"],
 )
@@ -233,16 +228,11 @@ def turn_after(told: Told, session: int, peer: bytes, tenant: str, salt: bytes |
 @pytest.mark.parametrize(
     ("peer", "tenant", "salt", "shared"),
     [
-        (b"one", "tenant", None, True),
-        (b"two", "tenant", None, True),
-        (b"two", "other", None, False),
-        (b"one", "tenant", b"s" * 16, False),
-        (b"two", "", None, False),
+        *((b"one", "tenant", None, True), (b"two", "tenant", None, True), (b"two", "other", None, False)),
+        *((b"one", "tenant", b"s" * 16, False), (b"two", "", None, False)),
     ],
 )
-def test_only_sessions_of_one_tenant_and_salt_share(
-    rig: Rig, peer: bytes, tenant: str, salt: bytes | None, shared: bool
-) -> None:
+def test_only_a_tenants_equal_salts_share(rig: Rig, peer: bytes, tenant: str, salt: bytes | None, shared: bool) -> None:
     rig.say(b"one", HELLO, tenant="tenant")
     told = Told(rig, make_open(prompt(40)), b"one", tenant="tenant")
     rig.rest()
@@ -360,9 +350,7 @@ def test_tenants_share_a_saturated_level_by_weight(llama: Path) -> None:
 # -- silence
 
 
-def test_a_sequence_is_not_forgotten_for_the_time_that_its_prompt_took(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sequence_is_not_forgotten_for_the_time_its_prompt_took(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its target hears nothing meanwhile, greets, and keeps its commits back."""
     grow = rig.worker.grower.grow
 

@@ -14,14 +14,7 @@ from prefill_rig import LEASE, Client, PrefillRig, executor_of, prompt
 from sizes import sized
 
 from pilotfish.core.cache.slots import Slots
-from pilotfish.core.prefilling.prefill_messages import (
-    OrderDone,
-    OrderFailed,
-    PrefillLoad,
-    Release,
-    Renewal,
-    Taken,
-)
+from pilotfish.core.prefilling.prefill_messages import OrderDone, OrderFailed, PrefillLoad, Release, Renewal, Taken
 from pilotfish.core.prefilling.prefill_orders import TakenOrder
 from pilotfish.core.prefilling.segments import LEAST_SEGMENT, KVLayout
 from pilotfish.core.scheduling.executor import LayerProgress, Outcome
@@ -341,9 +334,7 @@ def test_kv_that_cannot_be_copied_fails_its_order(rig: PrefillRig, target: Clien
     rig.assert_idle()
 
 
-def test_an_exporter_that_fails_ends_the_worker(
-    rig: PrefillRig, target: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_exporter_ends_the_worker(rig: PrefillRig, target: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rig.exporter, "_advance", lambda _: 1 / 0)
     rig.exporter.start()
     target.order(1, prompt(10))
@@ -355,9 +346,7 @@ def test_an_exporter_that_fails_ends_the_worker(
 # -- what comes from elsewhere
 
 
-def test_frames_that_are_none_cost_nobody_anything(
-    rig: PrefillRig, target: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frames_that_are_none_cost_nobody(rig: PrefillRig, target: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     target.order(1, prompt(100))
     monkeypatch.setattr(shared, "FRAME_BASE", 0)
     for frame in (b"", b"\x00", b"\xff" * 100, b"\x81\xa4type\xa5order", bytes(1 << 25)):

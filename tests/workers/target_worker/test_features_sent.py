@@ -143,9 +143,7 @@ def test_all_prompts_together_send_so_much_a_step(side: FeatureSide) -> None:
     assert [frame.session for frame in frames] == [1, 2]  # older ones first
 
 
-def test_a_slow_line_gets_no_more_of_prompts_than_fits_into_its_window(
-    side: FeatureSide, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_line_gets_no_more_of_prompts_than_fits(side: FeatureSide, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_sending, "WINDOW", SESSION_BYTES + 1)
     side.begin(make_request(1, prompt=900), computed=899)
     side.begin(short := make_request(2, prompt=3))

@@ -10,25 +10,7 @@ from mutants import mutant, resident_bytes
 from side import LIMITS, VOCAB, Side, load, make_request, tree
 from sizes import sized
 
-from pilotfish.core.drafting import pools
-from pilotfish.core.drafting.messages import (
-    ERRORS,
-    FEEDBACK,
-    PAUSES,
-    PROGRESS,
-    Close,
-    Commit,
-    Load,
-    Open,
-    Pause,
-    Progress,
-    Refuse,
-    Resume,
-    Resync,
-    Skip,
-    ToTarget,
-    Tree,
-)
+from pilotfish.core.drafting import messages, pools
 from pilotfish.core.peers import peer as peers
 from pilotfish.core.peers.fields import Echo, Error
 from pilotfish.core.scheduling.request import Request
@@ -41,31 +23,31 @@ REQUESTS = 6
 #: How much a process may grow once it has had a fifth of the frames.
 GROWTH = 32 << 20
 PATIENCE = ((pools, "MAX_FAULTS", 1 << 60), (peers, "GREETING", 0.0), (pools, "MOST_OPENED", 1 << 60))
-LOADED = load(capabilities=[FEEDBACK, PROGRESS, PAUSES, ERRORS])
+LOADED = load(capabilities=[messages.FEEDBACK, messages.PROGRESS, messages.PAUSES, messages.ERRORS])
 
 
 class Guesser:
     """A pool that pushes one tree for each Open and each Commit: 7 and 8 after the root, 9 after 7."""
 
     def __init__(self) -> None:
-        self.opened: dict[int, Open] = {}
+        self.opened: dict[int, messages.Open] = {}
         self.pushes: dict[int, int] = {}
         self.lengths: dict[int, int] = {}
 
-    def hear(self, message: object) -> Tree | None:
-        if isinstance(message, Open):
+    def hear(self, message: object) -> messages.Tree | None:
+        if isinstance(message, messages.Open):
             self.opened[message.session], self.pushes[message.session] = message, 0
             self.lengths[message.session] = len(message.tokens)
-        elif isinstance(message, Commit) and message.session in self.opened:
+        elif isinstance(message, messages.Commit) and message.session in self.opened:
             self.lengths[message.session] += len(message.tokens)
-        elif isinstance(message, Close):
+        elif isinstance(message, messages.Close):
             for known in (self.opened, self.pushes, self.lengths):
                 known.pop(message.session, None)
         else:
             return None
         return self.push(message.session) if message.session in self.opened else None
 
-    def push(self, session: int) -> Tree:
+    def push(self, session: int) -> messages.Tree:
         number = self.pushes[session]
         self.pushes[session] += 1
         first = 1 + 3 * number
@@ -85,13 +67,13 @@ class Vandal(Guesser):
             return encode(self._message(push=self.push))
         return mutant(self.draw, self._message(push=self.nearly_pushed))
 
-    def nearly_pushed(self, session: int) -> Tree:
+    def nearly_pushed(self, session: int) -> messages.Tree:
         """A push that was not, so that the next one is none too many."""
         pushed = self.push(session)
         self.pushes[session] -= self.draw.random() < 0.7
         return pushed
 
-    def _message(self, push: object) -> ToTarget:
+    def _message(self, push: object) -> messages.ToTarget:
         draw = self.draw
         session = draw.choice(sorted(self.opened) or [1])
         generation = self.opened[session].generation if session in self.opened else 1
@@ -99,13 +81,24 @@ class Vandal(Guesser):
         if kind < 10 and session in self.opened:
             return push(session)  # type: ignore[no-any-return, operator]
         if kind < 14:
-            return Load("draft", 3, 3, 10, 100, 1.0, 1.0, echo=Echo(7), capabilities=[FEEDBACK, PAUSES], slots=200)
+            return messages.Load(
+                "draft",
+                3,
+                3,
+                10,
+                100,
+                1.0,
+                1.0,
+                echo=Echo(7),
+                capabilities=[messages.FEEDBACK, messages.PAUSES],
+                slots=200,
+            )
         if kind == 14:
-            return draw.choice((Resync, Refuse))(session, generation, "because")
+            return draw.choice((messages.Resync, messages.Refuse))(session, generation, "because")
         if kind == 15:
-            return draw.choice((Skip, Progress))(session, generation, 5)
+            return draw.choice((messages.Skip, messages.Progress))(session, generation, 5)
         if kind <= 17:
-            return draw.choice((Pause, Resume))(session, generation)
+            return draw.choice((messages.Pause, messages.Resume))(session, generation)
         return Error("gap", "commit", "numbered", 1, session, generation)
 
 
@@ -162,9 +155,7 @@ def check(nodes: TokenTree) -> None:
 
 
 @pytest.mark.parametrize("patient", [False, True])
-def test_frames_that_nearly_are_messages(
-    patient: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frames_like_messages(patient: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool that sends such is left alone most of the time. A patient target hears it all."""
     caplog.set_level(logging.CRITICAL)  # lines would be kept, for all the frames
     if patient:
