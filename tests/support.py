@@ -87,6 +87,7 @@ def write_tokenizer(directory: Path, vocab_size: int = VOCAB) -> None:
 WINDOW = 16
 _WINDOWED: dict[str, Any] = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 _EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_GROUPED: dict[str, Any] = {"n_group": 3, "topk_group": 2, "routed_scaling_factor": 2.5}
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": CONTEXT // 4}
 #: What is special about the tiny model of each kind, named as transformers names its configuration.
 KINDS: dict[str, dict[str, Any]] = {
@@ -96,6 +97,21 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen3": {"use_sliding_window": True, **_WINDOWED},
     "qwen3_moe": {"num_experts": 6, **_EXPERTS},
     "mixtral": {"num_local_experts": 4, "sliding_window": WINDOW},
+    "qwen2_moe": {
+        "num_experts": 6,
+        **_EXPERTS,
+        "shared_expert_intermediate_size": 64,
+        "use_sliding_window": True,
+        **_WINDOWED,
+    },
+    "glm4_moe": {"n_routed_experts": 6, "use_qk_norm": True, **_GROUPED, **_EXPERTS},
+    "minimax_m2": {"num_local_experts": 4, "rotary_dim": 16, "num_experts_per_tok": 2},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.1,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 2.0,
+    },
     "phi3": {"sliding_window": WINDOW, "partial_rotary_factor": 0.5},
     "olmo2": {"attention_bias": True},
     "gemma2": {"query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, **_WINDOWED},
@@ -104,7 +120,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 #: Those with experts, which no quantization takes, and the others.
-MIXTURES = ("qwen3_moe", "mixtral", "gpt_oss")
+MIXTURES = ("qwen3_moe", "mixtral", "qwen2_moe", "glm4_moe", "minimax_m2", "gpt_oss")
 DENSE = tuple(kind for kind in KINDS if kind not in MIXTURES)
 
 
@@ -121,6 +137,9 @@ def tiny_model(kind: str, seed: int = 0, **options: Any) -> torch.nn.Module:
     for name, weight in model.named_parameters():
         if name.endswith(("bias", "norm.weight")):  # zeros or ones
             torch.nn.init.normal_(weight, float(weight.detach().mean()), std=0.2)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            torch.nn.init.normal_(buffer, std=0.2)
     return model
 
 

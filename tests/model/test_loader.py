@@ -5,12 +5,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from refusals import refused
 from support import CONTEXT, VOCAB, WINDOW, edit_config, native_model, tiny_model, weights
 
+from pilotfish.core.scheduling.executor import NO_NODES, SequenceRows
 from pilotfish.errors import ModelError
+from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loading.configuration import layer_windows, load_config
 from pilotfish.model.loading.loader import load_model
 from pilotfish.model.loading.metadata import load_tokenizer, read_generation_config
@@ -98,7 +101,7 @@ def test_more_experts_chosen_than_there_are(tiny_models: dict[str, Path], tmp_pa
     assert "num_experts_per_tok 5; 1 to its 4 experts" in refusal(copy)
 
 
-@pytest.mark.parametrize(("model_type", "name"), [("gemma3", "Gemma3ForConditionalGeneration"), ("bert", "BertModel")])
+@pytest.mark.parametrize(("model_type", "name"), [("llama4", "Llama4ForConditionalGeneration"), ("bert", "BertModel")])
 def test_other_architectures_are_named(copy: Path, model_type: str, name: str) -> None:
     edit_config(copy, model_type=model_type, architectures=[name])
     message = refusal(copy)
@@ -112,9 +115,40 @@ def test_a_window_that_no_sequence_outgrows_is_none(tmp_path: Path, window: int 
     assert layer_windows(load_config(tmp_path)) == (seen, seen)
 
 
-LONGROPE = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "original_max_position_embeddings": 64}
+ORIGINAL = 64
+LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + i / 8 for i in range(8)],
+    "long_factor": [2.0 + i for i in range(8)],
+}
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(("most", "rows"), [(ORIGINAL, ORIGINAL), (ORIGINAL + 1, ORIGINAL + 1), (0, 90)])
+def test_factors_of_longrope_are_those_of_the_longest_sequence(
+    tmp_path: Path, most: int, rows: int, eager: bool
+) -> None:
+    """transformers takes those of the batch. A sequence of one token has the same bits among others."""
+    options = {"hidden_size": 128, "original_max_position_embeddings": ORIGINAL, "rope_parameters": {**LONGROPE}}
+    reference: Any = tiny_model("phi3", sliding_window=None, **options).eval()
+    reference.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, torch.float32, torch.device("cpu"), eager=eager, max_model_len=most)
+    executor, slots = TorchExecutor(loaded, 2 * rows), np.arange(2 * rows, dtype=np.int32)
+    given, short = ([*range(3, count + 3)] for count in (rows, rows // 4))
+    alone = executor.forward([SequenceRows(0, short, slots[rows:][: len(short)], NO_NODES, range(len(short)))])
+    together = executor.forward(
+        [
+            SequenceRows(0, given, slots[:rows], NO_NODES, range(rows)),
+            SequenceRows(0, short, slots[rows:][: len(short)], NO_NODES, range(len(short))),
+        ]
+    )
+    expected = reference(torch.tensor([given])).logits[0]
+    torch.testing.assert_close(together[:rows], expected, rtol=0, atol=1e-4)
+    assert torch.equal(together[rows:], alone)
+
+
 ROPES: dict[str, dict[str, Any]] = {
-    "longrope": {"rope_type": "longrope", "rope_theta": 1e4, **LONGROPE},
+    "longrope": {"rope_theta": 1e4, **LONGROPE, "original_max_position_embeddings": ORIGINAL},
     "partial_rotary_factor": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
 }
 
@@ -128,10 +162,11 @@ ROPES: dict[str, dict[str, Any]] = {
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
-        # angles that depend on the longest sequence of a batch
-        ("llama", {"rope_parameters": ROPES["longrope"]}, "longrope"),
+        ("llama", {"rope_parameters": ROPES["longrope"]}, "8 short and 8 long factors; 16 each"),
         ("gemma3_text", {"rope_parameters": {"full_attention": ROPES["longrope"]}}, "longrope"),
         ("llama", {"rope_parameters": ROPES["partial_rotary_factor"]}, "partial_rotary_factor of 0.5"),
+        ("glm4_moe", {"topk_group": 4}, "n_group 3 and topk_group 4"),
+        ("glm4_moe", {"n_group": 6}, "n_group 6 and topk_group 2, which do not suit 6 experts"),
         ("llama", {"hidden_act": "gelu"}, "activation gelu"),
         ("llama", {"model_type": "mistral"}, "model_type mistral"),
         ("gemma2", {"hidden_activation": "relu"}, "activation relu"),

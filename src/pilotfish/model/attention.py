@@ -76,7 +76,8 @@ def slot_attention(
     """Returns [1, rows, heads, head_dim]."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    scoring = Scoring(scaling, sliding_window or 0, softcap or 0.0, s_aux)
+    window = sliding_window or getattr(module, "sliding_window", None) or 0  # Qwen2-MoE's modules do not pass it
+    scoring = Scoring(scaling, window, softcap or 0.0, s_aux)
     attended = attend(q, k, v, kv[layer], metadata, scoring)
     if progress is not None:
         progress.wrote(layer)

@@ -79,6 +79,72 @@ class ExpertRouter(torch.nn.Module):
         return logits, weights, chosen
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """A softmax goes row by row. torch's own sigmoid gives an element other bits among the last of a batch."""
+    return torch.stack((x, torch.zeros_like(x)), dim=-1).softmax(dim=-1)[..., 0]
+
+
+class SigmoidRouter(torch.nn.Module):
+    """Experts are weighted by sigmoids of their own, and chosen by these plus a `correction`, within the groups whose
+    two best experts are best."""
+
+    def __init__(self, router: Any, weight: Tensor, correction: Tensor | float = 0.0) -> None:
+        super().__init__()
+        self.dtype, (outputs, inputs) = weight.dtype, weight.shape
+        self.linear = torch.nn.Linear(inputs, outputs, bias=False, device="meta")
+        self.linear.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
+        self.correction, self.k = correction, router.top_k
+        self.groups, self.kept = getattr(router, "num_group", 1), getattr(router, "topk_group", 1)
+        self.scale, self.normed = getattr(router, "routed_scaling_factor", 1.0), getattr(router, "norm_topk_prob", True)
+
+    def forward(self, hidden_states: Tensor, correction: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        logits = self.linear(hidden_states.flatten(0, -2).to(self.dtype)).float()
+        scores = sigmoid(logits)
+        ranks = self._in_groups(scores + (self.correction if correction is None else correction))
+        chosen = ranks.topk(self.k, dim=-1).indices
+        weights = scores.gather(1, chosen)
+        if self.normed:
+            weights = weights / (functools.reduce(torch.add, weights.unbind(1))[:, None] + 1e-20)
+        return logits, weights * self.scale, chosen
+
+    def _in_groups(self, ranks: Tensor) -> Tensor:
+        """-inf for experts of other groups."""
+        if self.groups == self.kept:
+            return ranks
+        grouped = ranks.view(len(ranks), self.groups, -1)
+        best, second = grouped.topk(2, dim=-1).values.unbind(-1)
+        left_out = torch.ones_like(best, dtype=torch.bool)
+        left_out.scatter_(1, (best + second).topk(self.kept, dim=-1).indices, value=False)
+        return grouped.masked_fill(left_out[..., None], -torch.inf).flatten(1)
+
+
+class GatedSharedMixture(torch.nn.Module):
+    """Of Qwen2-MoE: beside the chosen experts one of all rows, weighted by a sigmoid."""
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.gate, self.experts = block.gate, block.experts
+        self.shared_expert, self.shared_expert_gate = block.shared_expert, block.shared_expert_gate
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        rows = hidden_states.flatten(0, -2)
+        _, weights, chosen = self.gate(rows)
+        shared = sigmoid(self.shared_expert_gate(rows)) * self.shared_expert(rows)
+        mixed: Tensor = self.experts(rows, chosen, weights) + shared
+        return mixed.view_as(hidden_states)
+
+
+def without_torch_sigmoids(module: Any) -> torch.nn.Module | None:
+    """What replaces a module of a mixture that has some. Its linear layers are still torch's."""
+    if hasattr(module, "shared_expert_gate"):
+        return GatedSharedMixture(module)
+    if type(module).__name__ == "MiniMaxM2TopKRouter":  # its block has the correction
+        return SigmoidRouter(module, module.weight)
+    if type(module).__name__.endswith("TopkRouter") and hasattr(module, "e_score_correction_bias"):
+        return SigmoidRouter(module, module.weight.float(), module.e_score_correction_bias.clone())
+    return None
+
+
 def stacked_experts(module: torch.nn.Module) -> list[Any]:
     """transformers' modules of all experts of a layer."""
     return [part for part in module.modules() if type(part).__name__.endswith("Experts")]

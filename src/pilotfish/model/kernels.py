@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from pilotfish.model.attention import TreeAttention, dense_tree_attention
 from pilotfish.model.batch import Batch, Buckets, Forwarded, library_buckets
 from pilotfish.model.draws import Draws
-from pilotfish.model.experts import Affine, Expert, Mixture
+from pilotfish.model.experts import Affine, Expert, Mixture, without_torch_sigmoids
 
 Forward = Callable[[Batch], Forwarded]
 #: As `Kernels.draw`.
@@ -74,6 +74,7 @@ class Kernels:
     def replace(self, model: Any, context: int, *, alone: bool) -> Any:  # noqa: ARG002
         """Only if `model` is `alone`, without ranks that meet between its parts, another module may replace it
         whole."""
+        replace_modules(model, without_torch_sigmoids)
         return model
 
     def recorded(self, forward: Forward, draw: Draw) -> Forward:

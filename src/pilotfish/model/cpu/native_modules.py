@@ -120,7 +120,7 @@ class NativeKernels(Kernels):
 
     def replace(self, model: Any, context: int, *, alone: bool) -> Any:
         """A plain decoder is replaced whole if its feed-forwards are silu-gated without biases."""
-        replace_modules(model, functools.partial(fused, self))
+        replace_modules(super().replace(model, context, alone=alone), functools.partial(fused, self))
         model.lm_head.cap = getattr(model.config, "final_logit_softcapping", None) or 0.0
         model.config.final_logit_softcapping = None
         plain = ARCHITECTURES[type(model).__name__].get("plain", False)

@@ -46,7 +46,7 @@ class CUDAKernels(Kernels):
         return GRAPHS
 
     def replace(self, model: Any, context: int, *, alone: bool) -> Any:
-        replace_modules(model, partial(fused, self))
+        replace_modules(super().replace(model, context, alone=alone), partial(fused, self))
         plain = ARCHITECTURES[type(model).__name__].get("plain", False) and recordable(model.config)
         return TritonDecoder(model, context) if plain and alone and TritonDecoder.fits(model) else model
 

@@ -19,8 +19,14 @@ from pilotfish.model.loading.tensors import gguf_index
 DIGEST = "target_embedding_digest"
 #: Rows of an embedding that its digest is of.
 SAMPLED = 256
-_EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
-_HEADS = ("lm_head.weight", *_EMBEDDINGS)  # a tied head is the embedding, and mostly in no file
+_EMBEDDINGS = tuple(
+    f"{model}.embed_tokens.weight" for model in ("model", "model.language_model", "language_model.model")
+)
+_HEADS = (
+    "lm_head.weight",
+    "language_model.lm_head.weight",
+    *_EMBEDDINGS,
+)  # a tied head is the embedding, and mostly in no file
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class TargetFacts:
             str((fields.take("architectures") or [""])[0]),
             inner.count("hidden_size"),
             inner.count("num_hidden_layers"),
-            inner.count("vocab_size"),
+            inner.count("vocab_size") if inner.has("vocab_size") else _embedded(directory),
         )
 
     def embedding(self) -> Tensor:
@@ -76,6 +82,12 @@ class TargetFacts:
         if found is None:
             raise ModelError(f"head: target {self.directory} has no tensor {names[0]}, which the head shares")
         return read_tensors(headers, [found])[found]
+
+
+def _embedded(directory: Path) -> int:
+    """Tokens of the embedding, for a config.json that leaves their number to its class."""
+    headers = read_tensor_headers(tensor_files(directory))
+    return next((headers[name].shape[0] for name in _EMBEDDINGS if name in headers), 0)
 
 
 @dataclass(frozen=True)

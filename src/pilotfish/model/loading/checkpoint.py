@@ -1,6 +1,6 @@
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from transformers.modeling_utils import LoadStateDictConfig, LoadStateDictInfo, 
 
 from pilotfish.errors import ModelError
 from pilotfish.model.loading.metadata import one_line, quiet
+from pilotfish.model.loading.multimodal import text_name
 from pilotfish.model.loading.packed_tensors import FLOATS, Headers, dense_headers, packed_tensors
 from pilotfish.model.loading.schemes import scheme_of
 from pilotfish.model.loading.tensors import GGUF_INDEX, gguf_index, weight_files
@@ -40,7 +41,8 @@ def check_weights(directory: Path, config: Any) -> None:
         raise ModelError(f"model: {directory} has no {GGUF_INDEX}; give the GGUF file")
     if config.quant_method == "gguf":
         return  # what made the directory has compared them
-    headers, scheme = read_headers(weight_files(directory)), scheme_of(directory)
+    found, scheme = read_headers(weight_files(directory)), scheme_of(directory)
+    headers: Headers = {own: header for name, header in found.items() if (own := text_name(name, config))}
     if scheme is not None:
         headers = dense_headers(headers, packed_tensors(headers, scheme))
     _refuse_expert_gaps(directory, headers, config)
@@ -83,14 +85,20 @@ def load_converted(module: Any, tensors: Mapping[str, Any], **options: Any) -> L
 @contextmanager
 def without_decompositions() -> Iterator[None]:
     """On `meta`, random numbers and `torch.arange` would make torch import its compiler and sympy: over a second of
-    work."""
-    arange = torch.arange
-    torch.arange = partial(arange, device="cpu")
+    work. Factors of longrope are multiplied with what `torch.arange` gives."""
+    makers: dict[str, Any] = {"arange": torch.arange, "tensor": torch.tensor}
+    for name, make in makers.items():
+        setattr(torch, name, partial(_on_cpu, make))
     try:
         with no_init_weights():
             yield
     finally:
-        torch.arange = arange
+        for name, make in makers.items():
+            setattr(torch, name, make)
+
+
+def _on_cpu(make: Callable[..., Tensor], *given: Any, **options: Any) -> Tensor:
+    return make(*given, **{**options, "device": "cpu"})
 
 
 def meta_module(config: Any) -> Any:
@@ -119,18 +127,19 @@ def _refuse_expert_gaps(directory: Path, headers: Headers, config: Any) -> None:
                 raise ModelError(f"model: {directory} lacks tensor {name}, which its config.json needs")
 
 
-def refuse_non_finite(module: torch.nn.Module, directory: Path) -> None:
+def refuse_non_finite(module: Any, directory: Path) -> None:
     """ModelError for a loaded weight with NaN or infinity; names the tensor in the files."""
     for name, weight in module.named_parameters():
         low, high = weight.detach().aminmax()  # NaN where there is one
         if not (math.isfinite(low.item()) and math.isfinite(high.item())):
-            raise ModelError(next(_non_finite(directory, weight.dtype), f"model: {directory}: {name} is not finite"))
+            found = _non_finite(directory, module.config, weight.dtype)
+            raise ModelError(next(found, f"model: {directory}: {name} is not finite"))
 
 
-def _non_finite(directory: Path, dtype: torch.dtype) -> Iterator[str]:
+def _non_finite(directory: Path, config: Any, dtype: torch.dtype) -> Iterator[str]:
     for file in weight_files(directory):
         with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  # it is no mapping
+            for name in filter(partial(text_name, config=config), opened.keys()):
                 tensor = opened.get_tensor(name)
                 if tensor.dtype not in FLOATS:
                     continue

@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model.loading.metadata import eos_ids, one_line, quiet, read_object
+from pilotfish.model.loading.multimodal import MULTIMODAL, text_config
 from pilotfish.model.loading.schemes import quant_method, scheme_of
 
 #: Differences between the served architectures; the file explains its fields.
 ARCHITECTURES: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("architectures.toml").read_text("utf-8")
 )
+SUPPORTED = (*ARCHITECTURES, *MULTIMODAL)
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
@@ -34,6 +37,8 @@ def load_config(directory: Path, max_model_len: int = 0) -> Any:
         config = deepcopy(_parsed(directory, path.read_bytes()))
     except Exception as error:  # errors in files and fields have no common base
         raise ModelError(f"model: {path} cannot be read: {one_line(error)}") from error
+    if config.architectures[0] in MULTIMODAL:
+        config = text_config(config, fields, directory)
     refuse_unsupported(config, directory)
     scheme_of(directory)
     config.quant_method = quant_method(fields)
@@ -61,6 +66,10 @@ def _complete(config: Any, directory: Path, max_model_len: int) -> None:
         allowed = f"at most {config.max_position_embeddings}, the model's context"
         raise ParameterError("max_model_len", max_model_len, allowed)
     config.context = max_model_len or config.max_position_embeddings
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        factors = "long_factor" if config.context > rope["original_max_position_embeddings"] else "short_factor"
+        rope["long_factor"] = rope["short_factor"] = rope[factors]  # transformers would choose for every batch
 
 
 def layer_windows(config: Any) -> tuple[int, ...]:
@@ -96,11 +105,15 @@ def refuse_nonsense(fields: Mapping[str, Any], path: Path) -> None:
     names = fields.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ModelError(
-            f"model: {path}: architectures is {names!r}; a list of one of {', '.join(ARCHITECTURES)} is needed"
+            f"model: {path}: architectures is {names!r}; a list of one of {', '.join(SUPPORTED)} is needed"
         )
-    for name in _COUNTS:
-        value = fields.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+    text = fields.get("text_config")
+    for name, value in chain(fields.items(), text.items() if isinstance(text, Mapping) else ()):
+        if (
+            name in _COUNTS
+            and value is not None
+            and (not isinstance(value, int) or isinstance(value, bool) or value < 1)
+        ):
             raise ModelError(f"model: {path}: {name}: {value!r} is not allowed; expected an integer of at least 1")
 
 
@@ -108,7 +121,7 @@ def refuse_unsupported(config: Any, directory: Path) -> None:
     """ModelError, in one line, for the first field that cannot be served exactly."""
     architecture = config.architectures[0]
     if architecture not in ARCHITECTURES:
-        raise ModelError(f"model: {directory} is a {architecture}; supported are {', '.join(ARCHITECTURES)}")
+        raise ModelError(f"model: {directory} is a {architecture}; supported are {', '.join(SUPPORTED)}")
     for check in (_class, _layers, _attention, _rope, _feed_forward):
         for problem in check(config):
             raise ModelError(f"model: {directory} {problem}")
@@ -124,7 +137,8 @@ def _layers(config: Any) -> Iterator[str]:
     unknown = sorted(kinds - {"full_attention", "sliding_attention"})
     if unknown:
         yield f"has layers of {', '.join(unknown)}; full_attention and sliding_attention are supported"
-    window = getattr(config, "sliding_window", None)
+    used = getattr(config, "use_sliding_window", True)
+    window = getattr(config, "sliding_window", None) if used else None
     if "sliding_attention" in kinds and window is None:
         yield "has layers of sliding_attention and no sliding_window"
     if window is not None and window < 1:
@@ -139,13 +153,17 @@ def _attention(config: Any) -> Iterator[str]:
 
 
 def _rope(config: Any) -> Iterator[str]:
-    """Longrope's angles depend on the longest sequence of the batch. Only Phi-3 rotates a part of a head."""
     parameters = getattr(config, "rope_parameters", None) or {}
     for rope in (x for x in (parameters, *parameters.values()) if isinstance(x, dict)):
-        if rope.get("rope_type") == "longrope":
-            yield "has rotary embeddings of type longrope, which are not supported"
         partial = rope.get("partial_rotary_factor") or 1.0
-        if partial != 1.0 and config.architectures[0] != "Phi3ForCausalLM":
+        if rope.get("rope_type") == "longrope":
+            head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            counts = [len(rope.get(name) or ()) for name in ("short_factor", "long_factor")]
+            if rope is not parameters:
+                yield "has rotary embeddings of type longrope for some of its layers, which are not supported"
+            if counts != [int(head * partial) // 2] * 2:
+                yield f"has {counts[0]} short and {counts[1]} long factors; {int(head * partial) // 2} each are needed"
+        if partial != 1.0 and not ARCHITECTURES[config.architectures[0]].get("partial"):
             yield f"has a partial_rotary_factor of {partial}; {config.architectures[0]} is supported with 1.0"
 
 
@@ -153,5 +171,9 @@ def _feed_forward(config: Any) -> Iterator[str]:
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     if experts and not 1 <= config.num_experts_per_tok <= experts:
         yield f"has num_experts_per_tok {config.num_experts_per_tok}; 1 to its {experts} experts are needed"
+    groups, kept = getattr(config, "n_group", None) or 1, getattr(config, "topk_group", None) or 1
+    each, rest = divmod(experts or 1, groups)
+    if experts and groups > 1 and (rest or each < 2 or not config.num_experts_per_tok <= each * kept <= experts):
+        yield f"has n_group {groups} and topk_group {kept}, which do not suit {experts} experts"
     if config.architectures[0] != "GptOssForCausalLM" and activation(config) not in ACTIVATIONS:  # gpt-oss has its own
         yield f"has activation {activation(config)}; supported are {', '.join(ACTIVATIONS)}"

@@ -74,7 +74,7 @@ def footprint(
 
 def _weight_bytes(module: Any, dtype: torch.dtype, *, packed: bool, quantized: bool) -> int:
     """Packed and quantized heads are never the embedding; a quantized weight takes a byte, and an output a float32
-    scale. Packed weights are padded to whole panels and tiles, counted for experts only, as theirs are small."""
+    scale. Packed weights are padded to whole panels, and those of experts, which are small, to whole tiles."""
     size, count = dtype.itemsize, sum(weight.numel() for weight in module.parameters())
     if module.config.tie_word_embeddings and (packed or quantized):
         count += module.lm_head.weight.numel()
@@ -82,6 +82,8 @@ def _weight_bytes(module: Any, dtype: torch.dtype, *, packed: bool, quantized: b
     downs = [(x.num_experts, expert_parts(x, 0)[1].weight) for x in stacked_experts(module) if packed]
     multiples = 2 * [native.PANEL] + [native.input_multiple(dtype)]  # of gate, up and down
     padding = sum(experts * len(down) * (-down.shape[1] % of) for experts, down in downs for of in multiples)
+    matrices = [x for name, x in module.named_parameters() if name.endswith(".weight") and x.ndim == 2 and packed]
+    padding += sum(-len(x) % native.PANEL * x.shape[1] for x in matrices)
     return int(size * (count + padding) - saved)
 
 

@@ -21,7 +21,7 @@ from pilotfish.model.loading.footprint import scored_cost
 from pilotfish.model.loading.metadata import GenerationConfig, one_line, quiet, read_generation_config
 from pilotfish.model.loading.packed_weights import dequantize, load_packed
 from pilotfish.model.loading.quantize import check_quantization, quantize
-from pilotfish.model.loading.shards import load_shard, part_config, refuse_indivisible
+from pilotfish.model.loading.shards import Shard, load_shard, part_config, refuse_indivisible
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -65,7 +65,9 @@ def load_model(
     config._attn_implementation = "pilotfish"
     config._experts_implementation = "pilotfish"  # `experts.library_mixture`
     config.output_router_logits = False  # for training only
-    module = load_weights(directory, config, dtype, group)
+    module: Any = load_weights(directory, config, dtype, group)
+    if module.model.rotary_emb.rope_type == "longrope":
+        module.model.rotary_emb.rope_type = "default"  # `load_config` has chosen its angles, once
     if device.type != "cpu":
         dequantize(module)
     module = module.to(device).eval().requires_grad_(False)
@@ -93,6 +95,8 @@ def load_weights(directory: Path, config: Any, dtype: torch.dtype, group: Group 
     if group is not None:
         refuse_indivisible(config, group.shard.ranks)
         return load_shard(directory, config, dtype, group.shard)  # type: ignore[no-any-return]
+    if hasattr(config, "text_of"):
+        return load_shard(directory, config, dtype, Shard())  # type: ignore[no-any-return]
     if config.quant_method:
         return load_packed(directory, config, dtype)  # type: ignore[no-any-return]
     try:

@@ -60,6 +60,8 @@ def load_tokenizer(directory: Path) -> Any:
     try:
         with quiet():  # it reads config.json too, and logs about that
             tokenizer = AutoTokenizer.from_pretrained(directory)
+        if tokenizer.chat_template is None and (directory / "chat_template.json").is_file():  # of multimodal models
+            tokenizer.chat_template = read_object(directory / "chat_template.json").get("chat_template")
         if vocab_size is not None and hasattr(tokenizer, "backend_tokenizer"):
             leave_out(tokenizer, vocab_size)
     except Exception as error:  # errors in files have no common base
@@ -76,7 +78,9 @@ def load_tokenizer(directory: Path) -> Any:
 
 def _vocab_size(directory: Path) -> int | None:
     path = directory / "config.json"
-    size = read_object(path).get("vocab_size") if path.is_file() else None
+    fields = read_object(path) if path.is_file() else {}
+    text = fields.get("text_config")
+    size = fields.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
     return size if isinstance(size, int) and size > 0 else None
 
 

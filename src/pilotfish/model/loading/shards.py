@@ -17,10 +17,11 @@ from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model.loading.checkpoint import load_converted, without_decompositions
 from pilotfish.model.loading.configuration import ARCHITECTURES
 from pilotfish.model.loading.metadata import quiet
+from pilotfish.model.loading.multimodal import text_name
 from pilotfish.model.loading.tensors import weight_files
 
 #: Fields with numbers of inner neurons.
-_INNER = ("intermediate_size", "moe_intermediate_size")
+_INNER = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,8 @@ def load_shard(directory: Path, config: Any, dtype: torch.dtype, shard: Shard) -
     with ExitStack() as stack, quiet():
         module = empty_module(config, dtype, shard)
         files = [stack.enter_context(safe_open(file, framework="pt")) for file in weight_files(directory)]
-        parts = {name: Part(file, name, config, shard) for file in files for name in file.keys()}  # noqa: SIM118
+        names = [(file, name, text_name(name, config)) for file in files for name in file.keys()]  # noqa: SIM118
+        parts = {own: Part(file, name, config, shard) for file, name, own in names if own}
         types = module._get_dtype_plan(dtype)
         info = load_converted(module, parts, device_map={"": "cpu"}, dtype=dtype, dtype_plan=types)
     if info.missing_keys or info.mismatched_keys or info.conversion_errors:
