@@ -93,6 +93,7 @@ _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_po
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": WINDOW},
+    "ministral3": {"rope_parameters": {**_YARN, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.4}},
     "qwen2": {},
     "qwen3": {"use_sliding_window": True, **_WINDOWED},
     "qwen3_moe": {"num_experts": 6, **_EXPERTS},

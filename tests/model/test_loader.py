@@ -149,6 +149,7 @@ def test_factors_of_longrope_are_those_of_the_longest_sequence(
 
 ROPES: dict[str, dict[str, Any]] = {
     "longrope": {"rope_theta": 1e4, **LONGROPE, "original_max_position_embeddings": ORIGINAL},
+    "default": {"rope_type": "default", "rope_theta": 1e4},
     "partial_rotary_factor": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
 }
 
@@ -167,6 +168,11 @@ ROPES: dict[str, dict[str, Any]] = {
         ("llama", {"rope_parameters": ROPES["partial_rotary_factor"]}, "partial_rotary_factor of 0.5"),
         ("glm4_moe", {"topk_group": 4}, "n_group 3 and topk_group 4"),
         ("glm4_moe", {"n_group": 6}, "n_group 6 and topk_group 2, which do not suit 6 experts"),
+        (
+            "ministral3",
+            {"rope_parameters": ROPES["default"]},
+            "lacks llama_4_scaling_beta or original_max_position_emb",
+        ),
         ("llama", {"hidden_act": "gelu"}, "activation gelu"),
         ("llama", {"model_type": "mistral"}, "model_type mistral"),
         ("gemma2", {"hidden_activation": "relu"}, "activation relu"),

@@ -147,8 +147,8 @@ def test_other_parts_may_miss_and_the_texts_may_not(directory: Path) -> None:
         ("gemma3", {"architectures": ["Llama4ForConditionalGeneration"]}, "is a Llama4ForConditionalGeneration; supp"),
         ("gemma3", {"model_type": "llama"}, "has no text_config, which a Gemma3ForConditionalGeneration needs"),
         ("gemma3", {"text_config": {"hidden_size": 0}}, "hidden_size: 0 is not allowed"),
-        ("gemma3", {"quantization_config": {"quant_method": "fp8"}}, "has weights quantized by fp8"),
-        ("mistral3", {"text_config": {"model_type": "ministral3"}}, "is a Ministral3ForCausalLM; supported are"),
+        ("gemma3", {"quantization_config": {"quant_method": "fp8"}}, "is a quantized Gemma3For"),
+        ("mistral3", {"text_config": {"model_type": "falcon"}}, "is a FalconForCausalLM; supported are"),
     ],
 )
 def test_what_is_not_served_is_named(tmp_path: Path, kind: str, changes: dict[str, Any], named: str) -> None:

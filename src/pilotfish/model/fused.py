@@ -60,6 +60,20 @@ def _gate(experts: Any) -> Gate:
     return Gate(activation(experts.config))
 
 
+class QueryScales:
+    """Of Ministral 3: queries grow with how often their position holds the original context. A table, as torch's
+    logarithm gives an element other bits among the last of a batch."""
+
+    def __init__(self, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+        self._original = config.rope_parameters["original_max_position_embeddings"]
+        times = torch.arange(config.max_position_embeddings // self._original + 1, device=device)
+        self._scales = (1 + config.rope_parameters["llama_4_scaling_beta"] * torch.log1p(times)).to(dtype)
+
+    def of(self, positions: Tensor) -> Tensor:
+        scales: Tensor = self._scales[positions // self._original]
+        return scales
+
+
 class FusedAttention(torch.nn.Module):
     def __init__(self, attention: Any, kernels: Kernels) -> None:
         super().__init__()
@@ -73,6 +87,9 @@ class FusedAttention(torch.nn.Module):
             None if (sinks := getattr(attention, "sinks", None)) is None else sinks.detach().clone(),
         )
         self.rotated_per_angle = 2 if type(attention).__name__ == "GptOssAttention" else 1
+        self.query_scales: QueryScales | None = None
+        if type(attention).__name__ == "Ministral3Attention":
+            self.query_scales = QueryScales(config, attention.q_proj.weight.dtype, kernels.device)
         qkv = getattr(attention, "qkv_proj", None)
         inputs = [qkv] if qkv else [attention.q_proj, attention.k_proj, attention.v_proj]
         self.joined, self.out = kernels.linear(*map(_affine, inputs)), kernels.linear(_affine(attention.o_proj))
@@ -85,6 +102,7 @@ class FusedAttention(torch.nn.Module):
         position_embeddings: tuple[Tensor, Tensor],
         metadata: AttentionMetadata,
         kv: KVPool,
+        position_ids: Any = None,  # [1, rows]
         progress: LayerProgress | None = None,
         **_: object,
     ) -> tuple[Tensor, None]:
@@ -96,6 +114,8 @@ class FusedAttention(torch.nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm.of_heads(q), self.k_norm.of_heads(k)
         q, k = (self.kernels.rotate(x, cos, sin, self.rotated_per_angle) for x in (q, k))
+        if self.query_scales is not None:
+            q = q * self.query_scales.of(position_ids[0])[:, None, None]
         out = self.kernels.attend(q, k, v, kv[self.layer], metadata, self.scoring)
         attended = self.out(out.reshape(-1, self.heads * self.head_dim))
         if progress is not None:

@@ -1,6 +1,6 @@
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.initialization import no_init_weights
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import LoadStateDictConfig, LoadStateDictInfo, load_state_dict
 
 from pilotfish.errors import ModelError
@@ -85,20 +86,14 @@ def load_converted(module: Any, tensors: Mapping[str, Any], **options: Any) -> L
 @contextmanager
 def without_decompositions() -> Iterator[None]:
     """On `meta`, random numbers and `torch.arange` would make torch import its compiler and sympy: over a second of
-    work. Factors of longrope are multiplied with what `torch.arange` gives."""
-    makers: dict[str, Any] = {"arange": torch.arange, "tensor": torch.tensor}
-    for name, make in makers.items():
-        setattr(torch, name, partial(_on_cpu, make))
+    work. Longrope multiplies what it gives."""
+    arange, longrope = torch.arange, ROPE_INIT_FUNCTIONS["longrope"]
+    torch.arange, ROPE_INIT_FUNCTIONS["longrope"] = partial(arange, device="cpu"), partial(longrope, device="cpu")
     try:
         with no_init_weights():
             yield
     finally:
-        for name, make in makers.items():
-            setattr(torch, name, make)
-
-
-def _on_cpu(make: Callable[..., Tensor], *given: Any, **options: Any) -> Tensor:
-    return make(*given, **{**options, "device": "cpu"})
+        torch.arange, ROPE_INIT_FUNCTIONS["longrope"] = arange, longrope
 
 
 def meta_module(config: Any) -> Any:

@@ -154,6 +154,9 @@ def _attention(config: Any) -> Iterator[str]:
 
 def _rope(config: Any) -> Iterator[str]:
     parameters = getattr(config, "rope_parameters", None) or {}
+    needed = ("llama_4_scaling_beta", "original_max_position_embeddings")
+    if config.architectures[0] == "Ministral3ForCausalLM" and not all(parameters.get(name) for name in needed):
+        yield f"lacks {' or '.join(needed)}, which a Ministral3ForCausalLM needs"
     for rope in (x for x in (parameters, *parameters.values()) if isinstance(x, dict)):
         partial = rope.get("partial_rotary_factor") or 1.0
         if rope.get("rope_type") == "longrope":
