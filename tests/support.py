@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,16 @@ _WINDOWED: dict[str, Any] = {"sliding_window": WINDOW, "layer_types": ["sliding_
 _EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
 _GROUPED: dict[str, Any] = {"n_group": 3, "topk_group": 2, "routed_scaling_factor": 2.5}
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": CONTEXT // 4}
+_LATENTS = {
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+    "num_key_value_heads": 4,
+}
+_SHARED = {**_EXPERTS, "n_shared_experts": 2, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0}
+_SCALED = {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.8}
+_GROUPS = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}
 #: What is special about the tiny model of each kind, named as transformers names its configuration.
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -118,11 +129,21 @@ KINDS: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, **_WINDOWED},
     "gemma3_text": {"query_pre_attn_scalar": 24, **_WINDOWED},
     "gpt_oss": {"num_local_experts": 5, "num_experts_per_tok": 2, "rope_parameters": _YARN, **_WINDOWED},
+    "deepseek_v2": {"q_lora_rank": None, "n_routed_experts": 6, **_SHARED, **_LATENTS},
+    "deepseek_v3": {"q_lora_rank": 32, "rope_parameters": _SCALED, **_SHARED, **_GROUPS, **_LATENTS},
 }
 
 #: Those with experts, which no quantization takes, and the others.
-MIXTURES = ("qwen3_moe", "mixtral", "qwen2_moe", "glm4_moe", "minimax_m2", "gpt_oss")
+MIXTURES = ("qwen3_moe", "mixtral", "qwen2_moe", "glm4_moe", "minimax_m2", "gpt_oss", "deepseek_v2", "deepseek_v3")
 DENSE = tuple(kind for kind in KINDS if kind not in MIXTURES)
+#: Those that keep latents, which neither ranks nor Triton kernels take, and the others.
+LATENT = ("deepseek_v2", "deepseek_v3")
+PER_HEAD = tuple(kind for kind in KINDS if kind not in LATENT)
+
+
+def kept_elements(kind: str) -> int:
+    """Of a token in a layer of a tiny model: keys and values of 2 heads of 32, or a latent and its rotated part."""
+    return 32 + 32 if kind in LATENT else 2 * 2 * 32
 
 
 def tiny_model(kind: str, seed: int = 0, **options: Any) -> torch.nn.Module:
@@ -135,7 +156,7 @@ def tiny_model(kind: str, seed: int = 0, **options: Any) -> torch.nn.Module:
     config = CONFIG_MAPPING[kind](**{**shape, **special, **KINDS[kind], **options})
     torch.manual_seed(seed)
     model: torch.nn.Module = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
-    for name, weight in model.named_parameters():
+    for name, weight in chain(model.named_parameters(), model.named_buffers()):
         if name.endswith(("bias", "norm.weight")):  # zeros or ones
             torch.nn.init.normal_(weight, float(weight.detach().mean()), std=0.2)
     for name, buffer in model.named_buffers():

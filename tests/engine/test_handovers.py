@@ -204,6 +204,8 @@ def test_over_tcp_with_keys(long: Path, tmp_path: Path, outputs: list[list[int]]
         ("gemma3_text", {}),
         ("gpt_oss", {"kv_dtype": "int8"}),
         ("gemma3_text", {"eager": True}),
+        ("deepseek_v2", {}),
+        ("deepseek_v3", {"kv_dtype": "int8"}),
         *sized([], [(kind, options) for kind in ("qwen3", "gpt_oss", "olmo2") for options in ({}, {"eager": True})]),
     ],
 )

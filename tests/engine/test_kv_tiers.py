@@ -72,6 +72,23 @@ def test_evicted_kv_comes_back(tier: str, mode: str, llama: Path, draft: Path, p
         assert device.capacity == SLOTS * engine.memory.target.slot and 0 < other.used <= other.capacity
 
 
+@pytest.mark.parametrize(("kind", "dtype"), [("deepseek_v2", "auto"), ("deepseek_v3", "int8")])
+def test_latents_come_back(kind: str, dtype: str, tiny_models: dict[str, Path], plain: Engine, tmp_path: Path) -> None:
+    """From the pool, from memory and, after a restart, from disk."""
+    own = {"kv_dtype": dtype, "kv_slots": SLOTS}
+    each, asked = prompts(plain), params(8)
+    alone = make_engine(tiny_models[kind], prefix_cache=False, **own)
+    expected, seen = [run(alone, [prompt], [asked]) for prompt in each], set[str]()
+    where = {"kv_host_memory": 0.01, "kv_disk": tmp_path / "kv", "kv_disk_size": 0.01}
+    for _ in range(2):
+        with make_engine(tiny_models[kind], **own, **where) as engine:
+            for place in (0, 0, *range(6), *range(6)):
+                sample = served(engine, each[place], asked)
+                seen |= from_where(sample)
+                assert [sample.token_ids] == expected[place]
+    assert seen == {"device", "host", "disk"}
+
+
 @pytest.fixture
 def tiered(llama: Path) -> Iterator[Engine]:
     """A small pool over more host memory than there is KV."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from sizes import paired
-from support import DENSE, KINDS, kept_bytes, make_engine, tiny_model
+from support import DENSE, KINDS, PER_HEAD, kept_bytes, kept_elements, make_engine, tiny_model
 from thread_ranks import thread_groups
 from transformers import AutoModelForCausalLM
 
@@ -38,11 +38,11 @@ def test_weights_are_those_loaded(tiny_models: dict[str, Path], kind: str, preci
     planned = footprint(directory, dtype, CPU, eager=eager)
     loaded = load_model(directory, dtype, CPU, eager=eager)
     assert planned.weights == pytest.approx(kept_bytes(loaded.module), rel=0.02)
-    assert planned.slot == loaded.config.num_hidden_layers * 2 * 2 * 32 * dtype.itemsize  # 2 heads of 32
+    assert planned.slot == loaded.config.num_hidden_layers * kept_elements(kind) * dtype.itemsize
     assert planned.parameters == AutoModelForCausalLM.from_pretrained(directory).num_parameters()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PER_HEAD)
 def test_a_ranks_weights_are_those_of_its_shard(tmp_path: Path, kind: str) -> None:
     """Of neurons that divide into whole panels."""
     tiny_model(kind, intermediate_size=256, moe_intermediate_size=256).save_pretrained(tmp_path)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from inline_drafts import inline_drafts
 from sizes import sized
-from support import KINDS, SETTINGS, SNIPPETS, assert_idle, drain, make_engine, run
+from support import LATENT, PER_HEAD, SETTINGS, SNIPPETS, assert_idle, drain, make_engine, run
 from thread_ranks import thread_ranks
 
 from pilotfish.config.engine import EngineConfig
@@ -43,7 +43,8 @@ def on_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("kind", "ranks", "options"),
     [
         ("llama", 2, {"kv_slots": 300, "max_rows": 24, "max_requests": 4}),  # some are preempted
-        *((kind, 2, {}) for kind in sized(("gpt_oss",), tuple(KINDS))),
+        *((kind, 2, {}) for kind in sized(("gpt_oss",), tuple(PER_HEAD))),
+        *((kind, 1, {"kv_slots": 300, "max_requests": 4}) for kind in LATENT),
         *sized([], [("llama", 4, {}), ("qwen2", 4, {"eager": True}), ("llama", 2, {"quantization": "int8"})]),
     ],
     ids=str,

@@ -14,7 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import KINDS, SETTINGS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, drain, make_engine, random_tree, run
+from support import (
+    PER_HEAD,
+    SETTINGS,
+    SNIPPETS,
+    VOCAB,
+    RandomDrafter,
+    assert_idle,
+    drain,
+    make_engine,
+    random_tree,
+    run,
+)
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.cache.slots import Slots
@@ -135,7 +146,7 @@ def sequence(tokens: int, nodes: int, seed: int) -> tuple[list[int], TokenTree]:
     return rng.integers(0, VOCAB, tokens).tolist(), random_tree(rng, VOCAB, nodes)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=PER_HEAD)
 def directory(request: pytest.FixtureRequest, tiny_models: dict[str, Path]) -> Path:
     return tiny_models[request.param]
 

@@ -92,6 +92,22 @@ def test_more_layers_than_the_configuration_says_are_surplus(
     assert "tensor model.layers.1." in line and "has no place in the model of its config.json (and " in line
 
 
+def test_layers_that_guess_further_tokens_are_left_out(
+    tiny_models: dict[str, Path], tmp_path: Path, refusal: Refusal
+) -> None:
+    """One of them, with experts, an embedding and a head, as DeepSeek's checkpoints have it."""
+    copy = Path(shutil.copytree(tiny_models["deepseek_v3"], tmp_path / "model"))
+    last = {name: tensor for name, tensor in load_file(weights(copy)).items() if name.startswith("model.layers.1.")}
+    more = {name.replace("layers.1.", "layers.2."): tensor.clone() for name, tensor in last.items()}
+    more |= {f"model.layers.2.{name}.weight": torch.ones(4) for name in ("eh_proj", "embed_tokens", "shared_head.head")}
+    edit_tensors(copy, lambda tensors: tensors.update(more))
+    assert "tensor model.layers.2.eh_proj.weight has no place" in refusal(copy)
+    edit_config(copy, num_nextn_predict_layers=1)
+    both = [load(directory).module.state_dict() for directory in (copy, tiny_models["deepseek_v3"])]
+    assert both[0].keys() == both[1].keys() and all(map(torch.equal, *(each.values() for each in both)))
+    assert problems(copy) == []
+
+
 def test_an_expert_that_lacks_one_projection_is_named(
     tiny_models: dict[str, Path], tmp_path: Path, refusal: Refusal
 ) -> None:
@@ -196,11 +212,9 @@ ALL_OPTIONS = sized(("llama", "qwen3_moe"), KINDS)
 def assert_agreed(directory: Path) -> None:
     check_weights(directory, load_config(directory))
     planned = footprint(directory, torch.float32, CPU, eager=True)
-    assert planned.parameters == sum(
-        tensor.numel()
-        for name, (_, tensor) in read_headers(weight_files(directory)).items()
-        if not name.endswith("e_score_correction_bias")  # no parameter
-    )
+    headers = read_headers(weight_files(directory)).items()
+    of_parameters = [tensor for name, (_, tensor) in headers if not name.endswith("correction_bias")]
+    assert planned.parameters == sum(tensor.numel() for tensor in of_parameters)
     assert planned.weights == 4 * planned.parameters
 
 

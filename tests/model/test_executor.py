@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from sizes import paired, sized
-from support import CONTEXT, KINDS, VOCAB, WINDOW, native_model, random_tree, tiny_model
+from support import CONTEXT, KINDS, LATENT, PER_HEAD, VOCAB, WINDOW, native_model, random_tree, tiny_model
 from transformers import AutoModelForCausalLM
 
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
@@ -26,7 +26,8 @@ _SHAPES: list[dict[str, Any]] = [
     {"num_key_value_heads": 4},
     {"tie_word_embeddings": True},
 ]
-OTHER_SHAPES = [(kind, shape) for kind in sized(("qwen3", "gemma2", "gpt_oss"), KINDS) for shape in _SHAPES]
+OTHER_SHAPES = [(kind, shape) for kind in sized(("qwen3", "gemma2", "gpt_oss"), PER_HEAD) for shape in _SHAPES]
+OTHER_SHAPES += [(kind, shape) for kind in LATENT for shape in (_SHAPES[0], _SHAPES[3], {"hidden_size": 96})]
 ROPE = {"rope_theta": 1e4, "factor": 4.0}
 #: Fields of single architectures, with other values than the tiny models have.
 OTHER_FIELDS: list[tuple[str, dict[str, Any]]] = [
@@ -66,6 +67,13 @@ OTHER_FIELDS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("gpt_oss", {"swiglu_limit": 0.5, "swiglu_alpha": 1.0, "num_experts_per_tok": 4}),
     ("gpt_oss", {"attention_bias": False, "layer_types": ["full_attention"] * 2}),
+    ("deepseek_v2", {"q_lora_rank": 24, "kv_lora_rank": 64, "attention_bias": True, "mlp_bias": True}),
+    ("deepseek_v2", {"n_routed_experts": 8, "n_group": 4, "topk_group": 1, "topk_method": "group_limited_greedy"}),
+    ("deepseek_v2", {"qk_nope_head_dim": 24, "v_head_dim": 40, "routed_scaling_factor": 2.5}),
+    ("deepseek_v2", {"first_k_dense_replace": 2}),
+    ("deepseek_v2", {"rope_parameters": {"rope_type": "yarn", "mscale": 0.7, "mscale_all_dim": 0.5, **ROPE}}),
+    ("deepseek_v3", {"q_lora_rank": None, "rope_interleave": False, "norm_topk_prob": False}),
+    ("deepseek_v3", {"n_group": 1, "topk_group": 1, "n_routed_experts": 12, "num_experts_per_tok": 3}),  # as Kimi K2
 ]
 
 
@@ -208,6 +216,16 @@ def test_eager_rows_have_the_same_bits_in_a_tree_and_alone(directory: Path) -> N
         assert torch.equal(alone[0], together[1 + node]), f"node {node}"
 
 
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)], ids=str)
+@pytest.mark.parametrize("kind", LATENT)
+def test_latents_need_no_kernels(kind: str, dtype: torch.dtype, close: float, tiny_models: dict[str, Path]) -> None:
+    reference = AutoModelForCausalLM.from_pretrained(tiny_models[kind], dtype=torch.float32)
+    bench, tokens = Bench(tiny_models[kind], dtype, eager=True), tokens_of(70)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([tokens])).logits[0, -1]
+    assert (bench.logits(bench.rows(tokens, EMPTY_TREE))[0] - expected).abs().mean() < close * expected.std()
+
+
 # -- mixtures of experts
 
 #: Rows that share experts.
@@ -220,6 +238,8 @@ MIXTURES: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", {"n_routed_experts": 15, "n_group": 3, "num_experts_per_tok": 4}),
     ("minimax_m2", {"num_local_experts": 7}),
     ("gpt_oss", {}),
+    ("deepseek_v2", {}),
+    ("deepseek_v3", {"n_routed_experts": 32, "num_experts_per_tok": 6}),
 ]
 
 

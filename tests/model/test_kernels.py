@@ -13,7 +13,14 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from tree_rows import TreeRows, shifted
 
 from pilotfish.model.attention import Scoring, TreeAttention, dense_tree_attention
-from pilotfish.model.cpu.native_modules import PackedGatedMLP, PackedLinear, PackedWeight, native_tree_attention
+from pilotfish.model.cpu.native_modules import (
+    PackedGatedMLP,
+    PackedHeads,
+    PackedLinear,
+    PackedWeight,
+    native_tree_attention,
+)
+from pilotfish.model.experts import Affine
 from pilotfish.model.grouped import GroupedLinear
 from pilotfish.model.loading.quantize import quantize, rounded
 
@@ -85,6 +92,20 @@ def test_linear_gives_a_row_the_same_bits_in_any_company(
         x[at] = x[-1] = row
         y = packed(x)
         assert torch.equal(y[at], alone) and torch.equal(y[-1], alone), f"{rows} rows, place {at}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), [(32, 64), (24, 512), (513, 17)])
+def test_a_product_for_each_head(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> None:
+    """Of a part of each head of the inputs. Bits are those of a product of the head alone, in any company."""
+    torch.manual_seed(outputs + threads)
+    weight, x = torch.randn(5, outputs, inputs).to(dtype), torch.randn(40, 5, inputs + 3).to(dtype)[..., :inputs]
+    together = PackedHeads(weight)(x)
+    for head, each in enumerate(weight):
+        assert torch.equal(together[:, head], PackedLinear(Affine(each, None))(x[:, head]))
+    torch.set_num_threads(1)
+    for rows in (1, 2, 13):
+        assert torch.equal(PackedHeads(weight)(x[:rows]), together[:rows]), f"{rows} rows"
 
 
 @pytest.mark.parametrize("int8", [False, True])
@@ -281,6 +302,19 @@ def test_attention_is_the_dense_reference(dtype: torch.dtype, scoring: Scoring, 
         expected = dense_tree_attention(*rows.inputs(rows.everything), scoring)
         tolerance = 4e-6 if dtype == torch.float32 else 2**-7
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stored", STORED)
+def test_values_may_be_the_keys(dtype: torch.dtype, stored: torch.dtype | None, threads: int) -> None:
+    """Of latents, which many heads share: threads compute parts of them, and each has the bits that it has alone."""
+    rows = TreeRows([130, 20], 5, dtype, (19, 1, 96), chunk=3, seed=threads, stored=stored)
+    q, k, _, kv, metadata = rows.inputs(rows.everything)
+    given = k, k, replace(kv, values=kv.keys, value_scales=kv.key_scales), metadata, Scoring(0.1)
+    together, tolerance = native_tree_attention(q, *given), 4e-6 if dtype == torch.float32 else 2**-7
+    torch.testing.assert_close(together, dense_tree_attention(q, *given), rtol=tolerance, atol=tolerance)
+    for head in range(19):
+        assert torch.equal(native_tree_attention(q[:, [head]], *given)[:, 0], together[:, head]), f"head {head}"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from support import KINDS
 from test_kernels import PLAIN
 from tree_rows import TreeRows
 
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.errors import ParameterError
 from pilotfish.model.attention import dense_tree_attention
 from pilotfish.model.cpu.native_modules import native_tree_attention
 from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.kv_copy import copier_of, layout_of
 from pilotfish.model.kv_planes import LARGEST, element_type, empty_kv, rounded
 from pilotfish.model.loading.footprint import slot_bytes
 from pilotfish.model.loading.loader import load_model
@@ -93,6 +96,19 @@ def test_planes_are_of_slots(dtype: torch.dtype, planes: int, size: int) -> None
     assert slot_bytes(Shape, dtype.itemsize) == 3 * 2 * 2 * size == sum(p[0].nbytes for layer in pool for p in layer)
 
 
+@pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, 2 * 576), (torch.int8, 576 + 4)])
+def test_of_latents_there_is_one_plane(dtype: torch.dtype, size: int) -> None:
+    """What DeepSeek-V3 keeps of a token in a layer, and what copies, objects and segments hold."""
+    shape = SimpleNamespace(num_hidden_layers=3, kv_lora_rank=512, qk_rope_head_dim=64)
+    pool = empty_kv(shape, dtype, 9, CPU)
+    assert slot_bytes(shape, dtype.itemsize) == 3 * size == sum(plane[0].nbytes for layer in pool for plane in layer)
+    assert copier_of(pool).object_bytes == OBJECT_TOKENS * 3 * size and layout_of(pool).token_bytes == size
+    keys, slots = torch.randn(2, 1, 576).to(torch.bfloat16), torch.tensor([4, 7])
+    pool[0].write(slots, keys, keys)
+    for read in pool[0].read(slots):
+        torch.testing.assert_close(read, keys.double(), rtol=0, atol=0.02 if dtype == torch.int8 else 0.0)
+
+
 def test_a_device_without_fp8_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for device, capability in ((CPU, (9, 0)), (torch.device("cuda"), (8, 6))):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, own=capability: own)
@@ -106,7 +122,7 @@ def test_a_device_without_fp8_refuses_it(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("kind", sized(("llama", "gemma2", "qwen3_moe", "gpt_oss"), KINDS))
+@pytest.mark.parametrize("kind", sized(("llama", "gemma2", "qwen3_moe", "gpt_oss", "deepseek_v3"), KINDS))
 def test_every_architecture_attends_to_rounded_kv(tiny_models: dict[str, Path], kind: str) -> None:
     """The kernels and the reference both do, windows, soft caps and sinks included: they differ by what they compute in
     another order, which now and then rounds a key to the next step."""

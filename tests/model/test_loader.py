@@ -12,11 +12,12 @@ from refusals import refused
 from support import CONTEXT, VOCAB, WINDOW, edit_config, native_model, tiny_model, weights
 
 from pilotfish.core.scheduling.executor import NO_NODES, SequenceRows
-from pilotfish.errors import ModelError
+from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loading.configuration import layer_windows, load_config
 from pilotfish.model.loading.loader import load_model
 from pilotfish.model.loading.metadata import load_tokenizer, read_generation_config
+from pilotfish.model.loading.shards import refuse_indivisible
 
 
 def refusal(directory: Path) -> str:
@@ -166,8 +167,8 @@ ROPES: dict[str, dict[str, Any]] = {
         ("llama", {"rope_parameters": ROPES["longrope"]}, "8 short and 8 long factors; 16 each"),
         ("gemma3_text", {"rope_parameters": {"full_attention": ROPES["longrope"]}}, "longrope"),
         ("llama", {"rope_parameters": ROPES["partial_rotary_factor"]}, "partial_rotary_factor of 0.5"),
-        ("glm4_moe", {"topk_group": 4}, "n_group 3 and topk_group 4"),
-        ("glm4_moe", {"n_group": 6}, "n_group 6 and topk_group 2, which do not suit 6 experts"),
+        ("glm4_moe", {"topk_group": 4}, "topk_group 4, of 3 groups; 2 experts are chosen"),
+        ("glm4_moe", {"n_group": 6}, "n_group 6; 6 experts do not divide into so many"),
         (
             "ministral3",
             {"rope_parameters": ROPES["default"]},
@@ -177,6 +178,21 @@ ROPES: dict[str, dict[str, Any]] = {
         ("llama", {"model_type": "mistral"}, "model_type mistral"),
         ("gemma2", {"hidden_activation": "relu"}, "activation relu"),
         ("llama", {"quantization_config": {"quant_method": "hqq"}}, "hqq"),
+        # what transformers leaves out of DeepSeek's routers
+        ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob True; False is supported"),
+        ("deepseek_v2", {"scoring_func": "sigmoid"}, "scoring_func 'sigmoid'; 'softmax' is supported"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc'; greedy and group_limited_greedy are"),
+        ("deepseek_v2", {"topk_method": "group_limited_greedy"}, "n_group None; 6 experts do not divide into so many"),
+        ("deepseek_v2", {"num_experts_per_tok": None}, "num_experts_per_tok None; 1 to its 6 experts"),
+        ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq 2; 1 is supported"),
+        ("deepseek_v3", {"n_group": 8}, "n_group 8; 8 experts do not divide into so many"),
+        ("deepseek_v3", {"n_group": 3}, "n_group 3; 8 experts do not divide into so many"),
+        ("deepseek_v3", {"topk_group": None}, "topk_group None, of 4 groups; 2 experts are chosen"),
+        ("deepseek_v3", {"topk_group": 1, "num_experts_per_tok": 3}, "topk_group 1, of 4 groups; 3 experts are chosen"),
+        ("deepseek_v3", {"topk_group": 5}, "topk_group 5, of 4 groups"),
+        ("deepseek_v3", {"qk_rope_head_dim": 31}, "qk_rope_head_dim of 31; an even number is needed"),
+        ("deepseek_v3", {"num_key_value_heads": 1}, "1 num_key_value_heads; its 4 heads are needed"),
+        ("deepseek_v3", {"kv_lora_rank": 0}, "kv_lora_rank: 0 is not allowed"),
     ],
 )
 def test_what_would_be_served_wrong_is_refused(
@@ -187,6 +203,27 @@ def test_what_would_be_served_wrong_is_refused(
     message = refusal(copy)
     assert named in message
     assert str(copy) in message
+
+
+def test_kimi_k2_is_a_deepseek_v3(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    """Without the code that its configuration names."""
+    copy = Path(shutil.copytree(tiny_models["deepseek_v3"], tmp_path / "model"))
+    remote = {"AutoConfig": "configuration_deepseek.DeepseekV3Config", "AutoModelForCausalLM": "modeling.Kimi"}
+    usual = native_model(copy)
+    edit_config(copy, model_type="kimi_k2", auto_map=remote)
+    load_tokenizer(copy)
+    kimi = native_model(copy)
+    assert type(kimi.module) is type(usual.module) and kimi.config.model_type == "deepseek_v3"
+
+
+def test_what_takes_no_latents_is_refused(tiny_models: dict[str, Path]) -> None:
+    directory, cuda = tiny_models["deepseek_v2"], torch.device("cuda")
+    line = refused(ParameterError, load_model, directory, torch.float32, cuda, eager=False)
+    assert (
+        line == "device: 'cuda' is not allowed; expected --eager for a DeepseekV2ForCausalLM: no kernel takes latents"
+    )
+    line = refused(ParameterError, refuse_indivisible, load_config(directory), 2)
+    assert line == "tensor_parallel: 2 is not allowed; expected 1: attention to latents is not divided"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from sizes import sized
-from support import KINDS, random_tree, tiny_model, weights
+from support import PER_HEAD, random_tree, tiny_model, weights
 from thread_ranks import on_threads, thread_groups
 from torch import Tensor
 
@@ -32,7 +32,7 @@ from pilotfish.model.loading.shards import Shard, load_shard
 SLOTS = 600
 CPU = torch.device("cpu")
 #: Those that are divided in ways of their own.
-SOME = sized(("llama", "phi3", "olmo2", "gemma2", "qwen2_moe", "glm4_moe", "minimax_m2"), tuple(KINDS))
+SOME = sized(("llama", "phi3", "olmo2", "gemma2", "qwen2_moe", "glm4_moe", "minimax_m2"), tuple(PER_HEAD))
 #: Ranks of the model, and whether they run without kernels.
 CASES = sized([(4, False)], [(2, False), (2, True), (4, False), (4, True)])
 #: Fields of single architectures, with other values than the tiny models have, and ranks.
@@ -84,7 +84,7 @@ def test_other_fields_are_divided_too(tmp_path: Path, kind: str, ranks: int, opt
 
 
 @pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("kind", sized(("llama", "olmo2", "gpt_oss"), tuple(KINDS)))
+@pytest.mark.parametrize("kind", sized(("llama", "olmo2", "gpt_oss"), tuple(PER_HEAD)))
 def test_the_first_rank_has_whole_hidden_states(tiny_models: dict[str, Path], kind: str, eager: bool) -> None:
     rows, ranks = rows_of(20, 6), Ranks(tiny_models[kind], 2, eager=eager)
     bits, tap = ranks.forward(rows), FeatureTap((0, 1, 2, FINAL), 4 * 64, lambda states: states, "raw")
@@ -98,7 +98,7 @@ def test_the_first_rank_has_whole_hidden_states(tiny_models: dict[str, Path], ki
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", sized(("llama", "gpt_oss"), tuple(KINDS)))
+@pytest.mark.parametrize("kind", sized(("llama", "gpt_oss"), tuple(PER_HEAD)))
 def test_a_row_has_the_same_bits_in_any_company(tiny_models: dict[str, Path], kind: str, dtype: torch.dtype) -> None:
     ranks, mine = Ranks(tiny_models[kind], 4, dtype), rows_of(20, 8)
     bits = ranks.forward(mine)
@@ -128,7 +128,7 @@ def test_bits_of_a_sum_do_not_depend_on_rows(tmp_path: Path, ranks: int, dtype: 
 # -- what a rank reads and holds
 
 
-@pytest.mark.parametrize("kind", sized(("llama", "gpt_oss"), KINDS))
+@pytest.mark.parametrize("kind", sized(("llama", "gpt_oss"), PER_HEAD))
 def test_one_shard_is_the_model(tiny_models: dict[str, Path], kind: str) -> None:
     config = load_config(tiny_models[kind])
     whole = load_weights(tiny_models[kind], config, torch.bfloat16)
@@ -170,7 +170,7 @@ class CountingSlice:
         return tensor
 
 
-@pytest.mark.parametrize("kind", sized(("llama", "phi3", "gpt_oss"), KINDS))
+@pytest.mark.parametrize("kind", sized(("llama", "phi3", "gpt_oss"), PER_HEAD))
 def test_no_rank_reads_all_weights(tiny_models: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tensor is read once by all ranks together, or by each of them; the latter are a few vectors."""
     directory, reads = tiny_models[kind], list[Counter[str]]()

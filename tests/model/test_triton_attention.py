@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sizes import paired, sized
-from support import KINDS, VOCAB, random_tree, tiny_model
+from support import PER_HEAD, VOCAB, random_tree, tiny_model
 from transformers import AutoModelForCausalLM
 from tree_rows import TreeRows, shifted, unread_kv
 
@@ -254,7 +254,7 @@ def forward_without_values(
     return TorchExecutor(model, 10).forward([rows])
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "dynamic"])
+@pytest.mark.parametrize("kind", [*PER_HEAD, "dynamic"])
 def test_what_waits_for_nothing_is_recorded(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     config = (tiny_model("llama", rope_parameters=rope) if kind == "dynamic" else tiny_model(kind)).config

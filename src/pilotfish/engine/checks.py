@@ -15,7 +15,7 @@ from pilotfish.model.heads.files import HeadFacts, head_facts
 from pilotfish.model.heads.target import TargetFacts
 from pilotfish.model.heads.weights import is_head
 from pilotfish.model.loading.checkpoint import check_weights
-from pilotfish.model.loading.configuration import layer_windows, load_config
+from pilotfish.model.loading.configuration import key_size, layer_windows, load_config
 from pilotfish.model.loading.metadata import load_tokenizer, read_generation_config
 from pilotfish.model.loading.quantize import check_quantization
 from pilotfish.model.loading.tensors import weight_files
@@ -94,7 +94,7 @@ def model_facts(directory: Path, config: EngineConfig) -> ModelFacts:
     check_weights(directory, fields)
     files = weight_files(directory)
     generation = read_generation_config(directory, fields.eos_token_id, fields.vocab_size)
-    native, windows = runs_native(fields.head_dim, device, eager=config.eager), Counter(layer_windows(fields))
+    native, windows = runs_native(key_size(fields), device, eager=config.eager), Counter(layer_windows(fields))
     return ModelFacts(
         directory=str(directory),
         architecture=fields.architectures[0],

@@ -4,6 +4,7 @@ from pilotfish.errors import ParameterError
 from pilotfish.model.cpu.native import runs_native
 from pilotfish.model.cpu.native_modules import NativeKernels
 from pilotfish.model.cuda.graphs import use_reproducible_products
+from pilotfish.model.fused import LibraryKernels
 from pilotfish.model.kernels import Kernels
 
 
@@ -20,7 +21,7 @@ def kernels_of(device: torch.device, head_dim: int, *, eager: bool) -> Kernels:
         except ImportError as error:
             raise ParameterError("device", str(device), f"Triton beside PyTorch, or --eager; here: {error}") from error
         return CUDAKernels(device)
-    return NativeKernels(device) if runs_native(head_dim, device, eager=eager) else Kernels(device)
+    return NativeKernels(device) if runs_native(head_dim, device, eager=eager) else LibraryKernels(device)
 
 
 def _refuse_unserved(device: torch.device, head_dim: int) -> None:

@@ -17,6 +17,10 @@ class Affine(NamedTuple):
     bias: Tensor | None  # [outputs]
 
 
+def affine(linear: Any) -> Affine:
+    return Affine(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
+
+
 class Expert(NamedTuple):
     gate: Affine
     up: Affine
@@ -84,38 +88,45 @@ def sigmoid(x: Tensor) -> Tensor:
     return torch.stack((x, torch.zeros_like(x)), dim=-1).softmax(dim=-1)[..., 0]
 
 
-class SigmoidRouter(torch.nn.Module):
-    """Experts are weighted by sigmoids of their own, and chosen by these plus a `correction`, within the groups whose
-    two best experts are best."""
+class GroupedRouter(torch.nn.Module):
+    """The best groups' best experts, weighted by their scores: sigmoids, which are chosen by with a `correction` added,
+    or without one (DeepSeek-V2) the softmax over all experts."""
 
-    def __init__(self, router: Any, weight: Tensor, correction: Tensor | float = 0.0) -> None:
+    def __init__(self, router: Any, weight: Tensor, correction: Tensor | float | None) -> None:
         super().__init__()
         self.dtype, (outputs, inputs) = weight.dtype, weight.shape
         self.linear = torch.nn.Linear(inputs, outputs, bias=False, device="meta")
         self.linear.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
         self.correction, self.k = correction, router.top_k
-        self.groups, self.kept = getattr(router, "num_group", 1), getattr(router, "topk_group", 1)
-        self.scale, self.normed = getattr(router, "routed_scaling_factor", 1.0), getattr(router, "norm_topk_prob", True)
+        grouped = getattr(router, "topk_method", None) != "greedy"
+        self.groups: int = getattr(router, "num_group", 1) if grouped else 1
+        self.kept: int = getattr(router, "topk_group", 1) if grouped else 1
+        self.scale = getattr(router, "routed_scaling_factor", 1.0)
+        self.normed = getattr(router, "norm_topk_prob", correction is not None)  # to a sum of 1
 
     def forward(self, hidden_states: Tensor, correction: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         logits = self.linear(hidden_states.flatten(0, -2).to(self.dtype)).float()
-        scores = sigmoid(logits)
-        ranks = self._in_groups(scores + (self.correction if correction is None else correction))
-        chosen = ranks.topk(self.k, dim=-1).indices
+        added = self.correction if correction is None else correction
+        scores = logits.softmax(dim=-1) if added is None else sigmoid(logits)
+        chosen = self._of_best_groups(scores if added is None else scores + added).topk(self.k, dim=-1).indices
         weights = scores.gather(1, chosen)
         if self.normed:
-            weights = weights / (functools.reduce(torch.add, weights.unbind(1))[:, None] + 1e-20)
+            weights = weights / (_sum(weights)[:, None] + 1e-20)
         return logits, weights * self.scale, chosen
 
-    def _in_groups(self, ranks: Tensor) -> Tensor:
-        """-inf for experts of other groups."""
+    def _of_best_groups(self, ranks: Tensor) -> Tensor:
+        """Minus infinity elsewhere. A group is worth its best expert or, with a correction, its best two."""
         if self.groups == self.kept:
             return ranks
         grouped = ranks.view(len(ranks), self.groups, -1)
-        best, second = grouped.topk(2, dim=-1).values.unbind(-1)
-        left_out = torch.ones_like(best, dtype=torch.bool)
-        left_out.scatter_(1, (best + second).topk(self.kept, dim=-1).indices, value=False)
-        return grouped.masked_fill(left_out[..., None], -torch.inf).flatten(1)
+        worth = _sum(grouped.topk(1 if self.correction is None else 2, dim=-1).values)
+        best = torch.zeros_like(worth, dtype=torch.bool).scatter_(1, worth.topk(self.kept, dim=-1).indices, value=True)
+        return grouped.masked_fill(~best[..., None], -torch.inf).flatten(1)
+
+
+def _sum(x: Tensor) -> Tensor:
+    """Over the last dimension, in order."""
+    return functools.reduce(torch.add, x.unbind(-1))
 
 
 class GatedSharedMixture(torch.nn.Module):
@@ -134,14 +145,16 @@ class GatedSharedMixture(torch.nn.Module):
         return mixed.view_as(hidden_states)
 
 
-def without_torch_sigmoids(module: Any) -> torch.nn.Module | None:
-    """What replaces a module of a mixture that has some. Its linear layers are still torch's."""
+def row_by_row(module: Any) -> torch.nn.Module | None:
+    """What replaces a part of a mixture in which torch's bits of a row depend on others. Its linear layers are still
+    torch's."""
     if hasattr(module, "shared_expert_gate"):
         return GatedSharedMixture(module)
     if type(module).__name__ == "MiniMaxM2TopKRouter":  # its block has the correction
-        return SigmoidRouter(module, module.weight)
-    if type(module).__name__.endswith("TopkRouter") and hasattr(module, "e_score_correction_bias"):
-        return SigmoidRouter(module, module.weight.float(), module.e_score_correction_bias.clone())
+        return GroupedRouter(module, module.weight, correction=0.0)
+    if type(module).__name__.endswith("TopkRouter"):
+        correction = getattr(module, "e_score_correction_bias", None)
+        return GroupedRouter(module, module.weight.float(), None if correction is None else correction.clone())
     return None
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from pilotfish.model.attention import TreeAttention, dense_tree_attention
 from pilotfish.model.batch import Batch, Buckets, Forwarded, library_buckets
 from pilotfish.model.draws import Draws
-from pilotfish.model.experts import Affine, Expert, Mixture, without_torch_sigmoids
+from pilotfish.model.experts import Affine, Expert, Mixture, row_by_row
 
 Forward = Callable[[Batch], Forwarded]
 #: As `Kernels.draw`.
@@ -74,7 +74,7 @@ class Kernels:
     def replace(self, model: Any, context: int, *, alone: bool) -> Any:  # noqa: ARG002
         """Only if `model` is `alone`, without ranks that meet between its parts, another module may replace it
         whole."""
-        replace_modules(model, without_torch_sigmoids)
+        replace_modules(model, row_by_row)
         return model
 
     def recorded(self, forward: Forward, draw: Draw) -> Forward:
@@ -93,6 +93,11 @@ class Kernels:
     def linear(self, *affines: Affine) -> torch.nn.Module:
         """One product for several linear layers, their outputs end to end: x [rows, inputs] -> [rows, outputs]."""
         return JoinedLinear(*affines)
+
+    def head_linear(self, weight: Tensor) -> torch.nn.Module:
+        """A product for each head: weight [heads, outputs, inputs], x [rows, heads, inputs] -> [rows, heads,
+        outputs]."""
+        return HeadLinear(weight)
 
     def rms_norm(self, weight: Tensor, eps: float, parts: int = 1) -> RMSNorm:
         """Each of `parts` equal parts of a row is normed by itself. `weight` [size]."""
@@ -134,6 +139,15 @@ class JoinedLinear(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
+
+
+class HeadLinear(torch.nn.Module):
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = weight.contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([F.linear(x[:, head], each) for head, each in enumerate(self.weight)], dim=1)
 
 
 class GatedFeedForward(torch.nn.Module):

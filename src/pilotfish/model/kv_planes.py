@@ -2,9 +2,10 @@
 with one scale. `kernels/attention.h` rounds and reads in the same way."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from pilotfish.config.fields import KVDType
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.features.features import Features
 from pilotfish.errors import ParameterError
+from pilotfish.model.loading.configuration import has_latents, kept_heads, key_size
 
 #: Of the elements of 8 bits: what the largest magnitude of a head becomes.
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
@@ -28,12 +30,13 @@ class LayerKV:
     """Keys and values of a layer, a token a slot; the last slot is scratch for padding rows. All contiguous."""
 
     keys: Tensor  # [slots + 1, kv_heads, head_dim]
-    values: Tensor  # likewise
+    values: Tensor  # likewise, or the keys themselves: of latents, which values are the first part of
     key_scales: Tensor | None = None  # float32 [slots + 1, kv_heads], of elements of 8 bits only
     value_scales: Tensor | None = None
 
     def __iter__(self) -> Iterator[Tensor]:
-        planes = (self.keys, self.values, self.key_scales, self.value_scales)
+        own = (self.values, self.value_scales) if self.values is not self.keys else (None, None)
+        planes = (self.keys, own[0], self.key_scales, own[1])
         return (plane for plane in planes if plane is not None)
 
     def write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
@@ -121,11 +124,16 @@ def refuse_without_fp8(field: str, device: torch.device, others: str) -> None:
 
 def empty_kv(config: Any, dtype: torch.dtype, num_slots: int, device: torch.device) -> list[LayerKV]:
     """`config` is as `load_config` gives it."""
-    heads = (num_slots + 1, config.num_key_value_heads)
-    plane = partial(zeros, (*heads, config.head_dim), dtype, device)
+    heads = (num_slots + 1, kept_heads(config))
+    plane = partial(zeros, (*heads, key_size(config)), dtype, device)
     scales = partial(zeros, heads, torch.float32, device)
-    planes = (plane, plane, scales, scales) if dtype in LARGEST else (plane, plane)
-    return [LayerKV(*(make() for make in planes)) for _ in range(config.num_hidden_layers)]
+    makers = (plane, scales) if dtype in LARGEST else (plane,)
+
+    def pair(make: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        keys = make()
+        return keys, keys if has_latents(config) else make()
+
+    return [LayerKV(*chain.from_iterable(map(pair, makers))) for _ in range(config.num_hidden_layers)]
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -117,7 +117,7 @@ def test_other_architectures(tiny_models: dict[str, Path], tiny_drafts: dict[str
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("kind", sized(["gpt_oss"], MIXTURES))
+@pytest.mark.parametrize("kind", sized(["gpt_oss", "deepseek_v3"], MIXTURES))
 def test_the_reference_operations_hold_the_promise_for_experts_too(tiny_models: dict[str, Path], kind: str) -> None:
     engine = drafting("random", tiny_models[kind], tiny_models[kind], eager=True)
     assert generate(engine, FEW, together=True) == few_alone(tiny_models[kind], eager=True)
@@ -133,7 +133,9 @@ def test_a_draft_changes_nothing_with_int8_weights(tiny_models: dict[str, Path],
         assert plain != few_alone(model)  # they are other weights
 
 
-@pytest.mark.parametrize(("kind", "rounded"), paired(sized(["llama", "gemma2", "gpt_oss"], [*KINDS]), ROUNDED))
+@pytest.mark.parametrize(
+    ("kind", "rounded"), paired(sized(["llama", "gemma2", "gpt_oss", "deepseek_v2"], [*KINDS]), ROUNDED)
+)
 def test_a_draft_changes_nothing_with_int8_kv(
     tiny_models: dict[str, Path], tiny_drafts: dict[str, Path], kind: str, rounded: tuple[str, str]
 ) -> None:

@@ -75,6 +75,18 @@ class PackedLinear(torch.nn.Module):
         return y.view(*x.shape[:-1], self.weight.outputs)
 
 
+class PackedHeads(torch.nn.Module):
+    """As `Kernels.head_linear`; each head in whole panels."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.outputs, panels = weight.shape[1], torch.cat([pack_weight(each) for each in weight])
+        self.weight = PackedWeight(weight.dtype, weight.shape[2], PANEL * len(panels), panels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.pilotfish.head_linear(x, self.weight.native, self.outputs)  # type: ignore[no-any-return]
+
+
 class PackedGatedMLP(torch.nn.Module):
     def __init__(self, gate: Affine, up: Affine, down: Affine) -> None:
         super().__init__()
@@ -129,6 +141,9 @@ class NativeKernels(Kernels):
 
     def linear(self, *affines: Affine) -> PackedLinear:
         return PackedLinear(*affines)
+
+    def head_linear(self, weight: Tensor) -> PackedHeads:
+        return PackedHeads(weight)
 
     def rms_norm(self, weight: Tensor, eps: float, parts: int = 1) -> FusedRMSNorm:
         return FusedRMSNorm(weight, eps, parts)

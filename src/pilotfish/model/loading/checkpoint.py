@@ -42,8 +42,9 @@ def check_weights(directory: Path, config: Any) -> None:
         raise ModelError(f"model: {directory} has no {GGUF_INDEX}; give the GGUF file")
     if config.quant_method == "gguf":
         return  # what made the directory has compared them
-    found, scheme = read_headers(weight_files(directory)), scheme_of(directory)
-    headers: Headers = {own: header for name, header in found.items() if (own := text_name(name, config))}
+    found, scheme, further = read_headers(weight_files(directory)), scheme_of(directory), _further_layers(config)
+    named = {own: header for name, header in found.items() if (own := text_name(name, config))}
+    headers: Headers = {name: header for name, header in named.items() if not name.startswith(further)}
     if scheme is not None:
         headers = dense_headers(headers, packed_tensors(headers, scheme))
     _refuse_expert_gaps(directory, headers, config)
@@ -62,6 +63,12 @@ def check_weights(directory: Path, config: Any) -> None:
         if problems:
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             raise ModelError(f"model: {directory}{sentence.format(problems[0])}{more}")
+
+
+def _further_layers(config: Any) -> tuple[str, ...]:
+    """How the tensors of layers begin that guess further tokens (MTP): they may be there, and are left out."""
+    own, further = config.num_hidden_layers, getattr(config, "num_nextn_predict_layers", None) or 0
+    return tuple(f"model.layers.{layer}." for layer in range(own, own + further))
 
 
 def _load_without_values(headers: Headers, config: Any) -> tuple[LoadStateDictInfo, set[str]]:

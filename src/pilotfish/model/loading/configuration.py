@@ -1,5 +1,6 @@
 """A field that cannot be honoured is an error, so that no model is served wrong. Imports no torch."""
 
+import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
@@ -8,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pilotfish.errors import ModelError, ParameterError
@@ -22,6 +23,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = tomllib.loads(
 )
 SUPPORTED = (*ARCHITECTURES, *MULTIMODAL)
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+#: Values of model_type that transformers has another name for.
+_MODEL_TYPES = {"kimi_k2": "deepseek_v3"}
 
 
 def load_config(directory: Path, max_model_len: int = 0) -> Any:
@@ -49,9 +52,12 @@ def load_config(directory: Path, max_model_len: int = 0) -> Any:
 
 
 @lru_cache(maxsize=16)
-def _parsed(directory: Path, text: bytes) -> Any:  # noqa: ARG001  # what the directory's config.json holds
+def _parsed(directory: Path, text: bytes) -> Any:  # what the directory's config.json holds
     """Cached: a start asks for it a dozen times, and transformers is slow."""
+    fields = json.loads(text)
     with quiet():
+        if known := _MODEL_TYPES.get(fields.get("model_type")):
+            return CONFIG_MAPPING[known].from_dict({**fields, "model_type": known})
         return AutoConfig.from_pretrained(directory)
 
 
@@ -70,6 +76,20 @@ def _complete(config: Any, directory: Path, max_model_len: int) -> None:
     if rope.get("rope_type") == "longrope":
         factors = "long_factor" if config.context > rope["original_max_position_embeddings"] else "short_factor"
         rope["long_factor"] = rope["short_factor"] = rope[factors]  # transformers would choose for every batch
+
+
+def has_latents(config: Any) -> bool:
+    """Whether one head's keys alone are kept, whose first `kv_lora_rank` elements are the values too."""
+    return getattr(config, "kv_lora_rank", None) is not None
+
+
+def kept_heads(config: Any) -> int:
+    return 1 if has_latents(config) else int(config.num_key_value_heads)
+
+
+def key_size(config: Any) -> int:
+    """Elements of the keys of a head that is kept."""
+    return int(config.kv_lora_rank + config.qk_rope_head_dim if has_latents(config) else config.head_dim)
 
 
 def layer_windows(config: Any) -> tuple[int, ...]:
@@ -96,7 +116,8 @@ def activation(config: Any) -> str:
 #: Fields that are positive integers if they are given.
 _COUNTS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "max_position_embeddings",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim",
+    "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts", "n_group", "topk_group",
 )  # fmt: skip
 
 
@@ -122,7 +143,7 @@ def refuse_unsupported(config: Any, directory: Path) -> None:
     architecture = config.architectures[0]
     if architecture not in ARCHITECTURES:
         raise ModelError(f"model: {directory} is a {architecture}; supported are {', '.join(SUPPORTED)}")
-    for check in (_class, _layers, _attention, _rope, _feed_forward):
+    for check in (_class, _layers, _attention, _rope, _feed_forward, _routing):
         for problem in check(config):
             raise ModelError(f"model: {directory} {problem}")
 
@@ -148,6 +169,10 @@ def _layers(config: Any) -> Iterator[str]:
 def _attention(config: Any) -> Iterator[str]:
     if getattr(config, "use_bidirectional_attention", None):
         yield "has use_bidirectional_attention; only causal attention is supported"
+    if has_latents(config) and config.num_key_value_heads != config.num_attention_heads:
+        yield f"has {config.num_key_value_heads} num_key_value_heads; its {config.num_attention_heads} heads are needed"
+    if has_latents(config) and config.qk_rope_head_dim % 2:
+        yield f"has a qk_rope_head_dim of {config.qk_rope_head_dim}; an even number is needed"
     if config.architectures[0] == "Gemma3ForCausalLM" and config.attn_logit_softcapping is not None:
         yield "has attn_logit_softcapping, which transformers ignores for Gemma 3; only null is supported"
 
@@ -172,11 +197,24 @@ def _rope(config: Any) -> Iterator[str]:
 
 def _feed_forward(config: Any) -> Iterator[str]:
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
-    if experts and not 1 <= config.num_experts_per_tok <= experts:
+    if experts and not 1 <= (config.num_experts_per_tok or 0) <= experts:
         yield f"has num_experts_per_tok {config.num_experts_per_tok}; 1 to its {experts} experts are needed"
-    groups, kept = getattr(config, "n_group", None) or 1, getattr(config, "topk_group", None) or 1
-    each, rest = divmod(experts or 1, groups)
-    if experts and groups > 1 and (rest or each < 2 or not config.num_experts_per_tok <= each * kept <= experts):
-        yield f"has n_group {groups} and topk_group {kept}, which do not suit {experts} experts"
     if config.architectures[0] != "GptOssForCausalLM" and activation(config) not in ACTIVATIONS:  # gpt-oss has its own
         yield f"has activation {activation(config)}; supported are {', '.join(ACTIVATIONS)}"
+
+
+def _routing(config: Any) -> Iterator[str]:
+    """Of experts in groups, the best of which are chosen from."""
+    for name, value in ARCHITECTURES[config.architectures[0]].get("fixed", {}).items():
+        if (given := getattr(config, name, None)) not in (None, value):
+            yield f"has {name} {given!r}; {value!r} is supported"
+    method, methods = getattr(config, "topk_method", None), ("greedy", "group_limited_greedy")
+    if config.architectures[0] == "DeepseekV2ForCausalLM" and method not in methods:
+        yield f"has topk_method {method!r}; {' and '.join(methods)} are supported"
+    if not hasattr(config, "n_group") or method == "greedy":
+        return
+    groups, kept, experts = config.n_group or 0, config.topk_group or 0, config.n_routed_experts
+    if not groups or experts % groups or experts < 2 * groups:
+        yield f"has n_group {config.n_group}; {experts} experts do not divide into so many"
+    elif not config.num_experts_per_tok <= kept * experts // groups <= experts:
+        yield f"has topk_group {config.topk_group}, of {groups} groups; {config.num_experts_per_tok} experts are chosen"

@@ -12,7 +12,7 @@ from pilotfish.model.cpu.native import runs_native
 from pilotfish.model.experts import expert_parts, stacked_experts
 from pilotfish.model.kv_planes import element_type
 from pilotfish.model.loading.checkpoint import linear_weights, meta_module
-from pilotfish.model.loading.configuration import ARCHITECTURES, load_config
+from pilotfish.model.loading.configuration import ARCHITECTURES, has_latents, kept_heads, key_size, load_config
 from pilotfish.model.loading.packed_weights import saved_bytes
 from pilotfish.model.loading.shards import Shard, part_config, refuse_indivisible
 
@@ -51,10 +51,10 @@ def footprint(
     config = load_config(directory, max_model_len)
     refuse_indivisible(config, ranks)
     part = part_config(config, Shard(0, ranks))
-    size, packed = dtype.itemsize, runs_native(config.head_dim, device, eager=eager)
+    size, packed = dtype.itemsize, runs_native(key_size(config), device, eager=eager)
     module = meta_module(part)
     *inner_linears, head = linear_weights(module)
-    inner = max(map(len, inner_linears))
+    inner = max(*map(len, inner_linears), part.num_attention_heads * key_size(part))
     whole_decoder = packed or (device.type == "cuda" and not eager)
     plain = whole_decoder and ranks == 1 and ARCHITECTURES[config.architectures[0]].get("plain", False)
     weights = _weight_bytes(module, dtype, packed=packed, quantized=quantization != "none")
@@ -89,8 +89,8 @@ def _weight_bytes(module: Any, dtype: torch.dtype, *, packed: bool, quantized: b
 
 def slot_bytes(config: Any, size: int) -> int:
     """Of a token's keys and values, in elements of `size` bytes; heads of 8-bit elements have a float32 scale."""
-    head = config.head_dim * size + (4 if size == 1 else 0)
-    return int(config.num_hidden_layers * 2 * config.num_key_value_heads * head)
+    planes, head = 1 if has_latents(config) else 2, key_size(config) * size + (4 if size == 1 else 0)
+    return int(config.num_hidden_layers * planes * kept_heads(config) * head)
 
 
 def scored_cost(module: Any, config: Any) -> float:

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pilotfish.config.fields import KVDType, Quantization
-from pilotfish.errors import ModelError
+from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model import attention, experts  # noqa: F401  # attention and experts register themselves
 from pilotfish.model.collective import Group, join_ranks
 from pilotfish.model.cuda.graphs import recordable
@@ -16,7 +16,7 @@ from pilotfish.model.grouped import GroupedLinear
 from pilotfish.model.kernels import Kernels
 from pilotfish.model.kv_planes import element_type
 from pilotfish.model.loading.checkpoint import check_weights, refuse_non_finite, without_decompositions
-from pilotfish.model.loading.configuration import load_config
+from pilotfish.model.loading.configuration import has_latents, key_size, load_config
 from pilotfish.model.loading.footprint import scored_cost
 from pilotfish.model.loading.metadata import GenerationConfig, one_line, quiet, read_generation_config
 from pilotfish.model.loading.packed_weights import dequantize, load_packed
@@ -61,7 +61,9 @@ def load_model(
     check_quantization(quantization, dtype, device, config.quant_method)
     kv_elements = element_type(kv_dtype, dtype, device)
     generation = read_generation_config(directory, config.eos_token_id, config.vocab_size)
-    kernels = kernels_of(device, config.head_dim, eager=eager)
+    if has_latents(config) and device.type == "cuda" and not eager:
+        raise ParameterError("device", str(device), f"--eager for a {config.architectures[0]}: no kernel takes latents")
+    kernels = kernels_of(device, key_size(config), eager=eager)
     config._attn_implementation = "pilotfish"
     config._experts_implementation = "pilotfish"  # `experts.library_mixture`
     config.output_router_logits = False  # for training only

@@ -7,6 +7,7 @@ import torch
 from pilotfish.config.fields import DType
 from pilotfish.errors import ParameterError
 from pilotfish.model.cpu.native import runs_native
+from pilotfish.model.loading.configuration import key_size
 
 #: oneDNN's sets of instructions that have none for products of bfloat16, or convert it only.
 _WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
@@ -33,10 +34,10 @@ def precision_of(asked: DType, config: Any, device: torch.device, *, eager: bool
     """ParameterError for bfloat16 that PyTorch would emulate, a hundred times slower than float32, and for float16 on a
     CPU."""
     if asked == "auto":
-        return quickest(device, kernels=runs_native(config.head_dim, device, eager=eager))
+        return quickest(device, kernels=runs_native(key_size(config), device, eager=eager))
     if asked == "float16" and device.type != "cuda":
         raise ParameterError("dtype", asked, "auto, bfloat16 or float32 on a CPU; float16 needs CUDA")
-    if asked == "bfloat16" and not (runs_native(config.head_dim, device, eager=eager) or multiplies_bfloat16(device)):
+    if asked == "bfloat16" and not (runs_native(key_size(config), device, eager=eager) or multiplies_bfloat16(device)):
         raise ParameterError("dtype", asked, f"auto or float32: {_NEITHER}")
     return Precision(asked, why="")
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model.loading.checkpoint import load_converted, without_decompositions
-from pilotfish.model.loading.configuration import ARCHITECTURES
+from pilotfish.model.loading.configuration import ARCHITECTURES, has_latents
 from pilotfish.model.loading.metadata import quiet
 from pilotfish.model.loading.multimodal import text_name
 from pilotfish.model.loading.tensors import weight_files
@@ -47,6 +47,8 @@ def refuse_indivisible(config: Any, ranks: int) -> None:
     """ParameterError if such a model does not divide into so many parts."""
     if config.quant_method and ranks > 1:
         raise ParameterError("tensor_parallel", ranks, f"1: weights in {config.quant_method} are not divided")
+    if has_latents(config) and ranks > 1:
+        raise ParameterError("tensor_parallel", ranks, "1: attention to latents is not divided")
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     counts = {"attention heads": heads} | {
         f"neurons of its {name}": size for name in _INNER if (size := getattr(config, name, None))

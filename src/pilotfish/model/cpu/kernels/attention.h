@@ -20,6 +20,7 @@
 namespace pilotfish {
 
 constexpr int64_t kBlock = 64;
+constexpr int64_t kPartHeads = 8;  // query heads of a KV head that one thread computes together
 
 struct AttentionInputs {
   const int32_t *row_slots, *row_starts, *row_positions, *row_prefixes, *path_slots, *prefix_slots;
@@ -28,6 +29,10 @@ struct AttentionInputs {
   int64_t window;      // 0: none
   float softcap;       // 0: none
   const float* sinks;  // [query_heads], null: none
+
+  int64_t shared_by() const { return query_heads / kv_heads; }
+  // Of the heads that share a KV head.
+  int64_t num_parts() const { return (shared_by() + kPartHeads - 1) / kPartHeads; }
 
   int64_t slot(int64_t row, int64_t position) const {
     const int64_t prefix = row_prefixes[row];
@@ -90,7 +95,7 @@ void store_as(T* p, Pair pair) {
   }
 }
 
-// The query heads that share one KV head, for one row: sums in memory that the caller gives. Vectors keep the lane order
+// Query heads that share one KV head, for one row: sums in memory that the caller gives. Vectors keep the lane order
 // of load_pair of what is stored: T, or int8 and scales.
 template <typename T, typename Stored>
 struct HeadGroup {
@@ -100,12 +105,10 @@ struct HeadGroup {
   float *query, *out, *scores;  // [heads, head_dim], [heads, head_dim], [heads, kBlock]
   float *largest, *total;       // [heads]
 
-  static int64_t size(const AttentionInputs& in) {
-    return in.query_heads / in.kv_heads * (2 * in.head_dim + kBlock + 2);
-  }
+  static int64_t size(const AttentionInputs& in, int64_t heads) { return heads * (2 * in.head_dim + kBlock + 2); }
 
-  HeadGroup(const AttentionInputs& in, float* memory)
-      : heads(in.query_heads / in.kv_heads), dims(in.head_dim), softcap(in.softcap), query(memory),
+  HeadGroup(const AttentionInputs& in, int64_t heads, float* memory)
+      : heads(heads), dims(in.head_dim), softcap(in.softcap), query(memory),
         out(query + heads * dims), scores(out + heads * dims), largest(scores + heads * kBlock), total(largest + heads) {}
 
   // q [heads, head_dim]; sinks [heads] or null.
@@ -251,8 +254,8 @@ struct Plane {
   float* scales;  // [slots, kv_heads], null unless int8
 };
 
-// Attention of the rows of a group with one KV head. A block of the prefix is laid out once for all of them, one that
-// reaches into their paths for each: either way a row sees the same keys in the same order.
+// Attention of the rows of a group, and a part of the query heads, with one KV head. A block of the prefix is laid out
+// once for all of them, one that reaches into their paths for each: either way a row sees the same keys in the same order.
 template <typename T, typename Stored>
 struct GroupAttention {
   using State = HeadGroup<T, Stored>;
@@ -260,28 +263,30 @@ struct GroupAttention {
   const AttentionInputs& in;
   Plane key_plane, value_plane;
   RowGroup group;
-  int64_t kv_head, heads;
+  int64_t kv_head, first_head, heads;
   KeyColumns<Stored> columns;
   const Stored *keys[kBlock], *values[kBlock];
   BlockScales scales;
 
-  GroupAttention(const AttentionInputs& in, Plane keys, Plane values, RowGroup group, int64_t kv_head)
-      : in(in), key_plane(keys), value_plane(values), group(group), kv_head(kv_head),
-        heads(in.query_heads / in.kv_heads), columns(in.head_dim) {}
+  // `part` counts all parts of the KV heads before it.
+  GroupAttention(const AttentionInputs& in, Plane keys, Plane values, RowGroup group, int64_t part)
+      : in(in), key_plane(keys), value_plane(values), group(group), kv_head(part / in.num_parts()),
+        first_head(kv_head * in.shared_by() + part % in.num_parts() * kPartHeads),
+        heads(std::min(kPartHeads, (kv_head + 1) * in.shared_by() - first_head)), columns(in.head_dim) {}
 
   int64_t length(int64_t row) const { return in.row_positions[row] + 1; }
   int64_t start(int64_t row) const { return in.window > 0 ? std::max<int64_t>(0, length(row) - in.window) : 0; }
 
   State state(int64_t row) const {
-    const int64_t size = State::size(in);
-    return {in, scratch<States, float>(kGroupRows * size) + (row - group.first) * size};
+    const int64_t size = State::size(in, heads);
+    return {in, heads, scratch<States, float>(kGroupRows * size) + (row - group.first) * size};
   }
 
   // q points to row 0. Leaves what the rows attended to in their states.
   void run(const T* q) {
     int64_t begin = std::numeric_limits<int64_t>::max(), end = 0;
     for (int64_t row = group.first; row < group.first + group.count; ++row) {
-      state(row).begin(q + row * in.query_stride + column(), in.scale, in.sinks ? in.sinks + kv_head * heads : nullptr);
+      state(row).begin(q + row * in.query_stride + column(), in.scale, in.sinks ? in.sinks + first_head : nullptr);
       begin = std::min(begin, start(row));
       end = std::max(end, length(row));
     }
@@ -299,7 +304,7 @@ struct GroupAttention {
     }
   }
 
-  int64_t column() const { return kv_head * heads * in.head_dim; }
+  int64_t column() const { return first_head * in.head_dim; }
 
   void add_block(int64_t block) {
     const bool shared = block + kBlock <= in.row_prefixes[group.first];
@@ -333,11 +338,12 @@ template <typename T, typename F>
 void attend(Member& member, const AttentionInputs& in, const std::vector<RowGroup>& groups, const T* q, Plane keys,
             Plane values, const F& put) {
   const auto over = [&]<typename Stored>(Stored) {
+    const int64_t parts = in.kv_heads * in.num_parts();
     const auto with = [&](int64_t item) {
-      return GroupAttention<T, Stored>(in, keys, values, groups[item / in.kv_heads], item % in.kv_heads);
+      return GroupAttention<T, Stored>(in, keys, values, groups[item / parts], item % parts);
     };
     member.compute_each(
-        groups.size() * in.kv_heads, [&](int64_t item) { with(item).run(q); },
+        groups.size() * parts, [&](int64_t item) { with(item).run(q); },
         [&](int64_t item) { with(item).publish(put); });
   };
   if (keys.scales) over(int8_t{});

@@ -172,6 +172,38 @@ Tensor linear(const Tensor& x, const WeightPtr& w) {
   return y;
 }
 
+// A product for each head: x [rows, heads, K], w of K to all heads' outputs, each head's in whole panels
+// -> [rows, heads, outputs].
+Tensor head_linear(const Tensor& x, const WeightPtr& w, int64_t outputs) {
+  TORCH_CHECK(x.dim() == 3 && x.stride(2) == 1, "head_linear: x [rows, heads, K]");
+  w->check(x, x.size(2));
+  const int64_t rows = x.size(0), heads = x.size(1), panels = (outputs + kPanel - 1) / kPanel;
+  TORCH_CHECK(w->outputs() == heads * panels * kPanel, "head_linear: ", outputs, " outputs of ", heads, " heads");
+  Tensor y = at::empty({rows, heads, outputs}, x.options());
+  dispatch(x, [&]<typename T>(T) {
+    const Weight weight = w->weight();
+    const auto compute = [&](int64_t head) {
+      Inputs<Rows, T> in(rows, x.size(2));
+      for (const Tile& tile : in.tiles)
+        for (int64_t r = 0; r < tile.rows; ++r)
+          in.pack_row(tile, r, 0, in.steps, data<T>(x) + (tile.first + r) * x.stride(0) + head * x.stride(1));
+      in.multiply_panels(weight, head * panels, panels, nullptr, scratch<Sums, float>(panels * rows * kPanel));
+    };
+    const auto publish = [&](int64_t head) {
+      const float* acc = scratch<Sums, float>(panels * rows * kPanel);
+      for (int64_t column = 0; column < outputs; column += kPanel)
+        for (int64_t r = 0; r < rows; ++r, acc += kPanel) {
+          T out[kPanel];
+          round_panel(acc, out);
+          T* to = data<T>(y) + (r * heads + head) * outputs + column;
+          std::copy_n(out, std::min<int64_t>(kPanel, outputs - column), to);
+        }
+    };
+    run(w->numel(), [&](Member& member) { member.compute_each(heads, compute, publish); });
+  });
+  return y;
+}
+
 // One size of groups serves both, where offsets multiply sums of them.
 void check_gate(const PackedWeight& gate, const PackedWeight& up) {
   const Groups &a = gate.weight().groups, &b = up.weight().groups;
@@ -617,6 +649,7 @@ TORCH_LIBRARY(pilotfish, m) {
   m.class_<PackedWeight>("PackedWeight")
       .def(torch::init<Tensor, Tensor, int64_t, int64_t, Scales, Scales, Scales>());
   m.def("linear(Tensor x, __torch__.torch.classes.pilotfish.PackedWeight w) -> Tensor");
+  m.def("head_linear(Tensor x, __torch__.torch.classes.pilotfish.PackedWeight w, int outputs) -> Tensor");
   m.def(
       "gated_mlp(Tensor x, __torch__.torch.classes.pilotfish.PackedWeight gate, "
       "__torch__.torch.classes.pilotfish.PackedWeight up, __torch__.torch.classes.pilotfish.PackedWeight down) "
@@ -647,6 +680,7 @@ TORCH_LIBRARY(pilotfish, m) {
 
 TORCH_LIBRARY_IMPL(pilotfish, CPU, m) {
   m.impl("linear", linear);
+  m.impl("head_linear", head_linear);
   m.impl("gated_mlp", gated_mlp);
   m.impl("rms_norm", norm_of);
   m.impl("add_rms_norm", add_norm);
