@@ -14,7 +14,7 @@ from pilotfish.cli.bench.contestants import OFF, PLAIN, Run, speed_of
 from pilotfish.cli.bench.report import ProgressBar, Report, Row
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import Backend
-from pilotfish.engine.drafts.draft_backends import refuse_absent
+from pilotfish.engine.drafts.draft_pool import refuse_absent
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.memory import precision_here
 from pilotfish.engine.processes.placement import split_cores

@@ -9,9 +9,9 @@ from harness import PAIR, Options, run
 
 from pilotfish.cli.bench.contestants import PLAIN, Run, rates
 from pilotfish.cli.bench.report import ProgressBar, Report, Row, Spread
-from pilotfish.engine.costs import forward_seconds
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.processes.host_memory import status_bytes
+from pilotfish.engine.trial import forward_seconds
 
 #: Of the forwards that are timed.
 ROWS = (1, 8, 32, 128)

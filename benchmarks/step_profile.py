@@ -8,8 +8,8 @@ from harness import PAIR, TEMPERATURES, Options, run
 from pilotfish.cli.bench.contestants import Run, drafting
 from pilotfish.cli.bench.report import ProgressBar, Report, Row
 from pilotfish.cli.bench.workload import jobs_at
-from pilotfish.engine.costs import forward_seconds
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.trial import forward_seconds
 
 PROFILE_DRAFTERS = ("off", "lm", "lm+ngram")
 PROFILE_ROWS = (1, 4, 8, 16, 32, 64)

@@ -39,7 +39,7 @@ CORE_FORBIDDEN = {"time", "datetime", "asyncio", "socket", "threading", "multipr
 LOOPS = {
     "target": ({"target", "target_shadow", "ahead"}, {"core", "errors"}),
     "draft": ({"draft", "lm", "ngram", "suffix", "automaton"}, {"core", "errors", "model", "wire"}),
-    "prefill": ({"prefill", "export", "shared"}, {"core", "errors", "kv", "wire"}),
+    "prefill": ({"prefill", "export"}, {"core", "errors", "kv", "wire"}),
 }
 #: What all loops share.
 SHARED = {"", "records"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pilotfish.core.prefilling.prefill_choice import BESIDE, BESIDE_QUEUED, FEW
+from pilotfish.core.prefilling.prefill_pools import BESIDE, BESIDE_QUEUED, FEW
 
 #: Seconds over which a load is averaged.
 AVERAGED = 10.0
@@ -105,7 +105,7 @@ class SimulatedPrefills:
         self._free_at = [0.0] * workers
 
     def takes(self, tokens: int, here: float, neighbours: int, now: float) -> float | None:
-        """When a prompt's KV will have come, where the rule of `core/prefilling/prefill_choice.py` prefers that to
+        """When a prompt's KV will have come, where the rule of `core/prefilling/prefill_pools.py` prefers that to
         `here` seconds on the target beside so many sequences that decode."""
         seconds = tokens * self._plan.token_seconds
         begins = max(self._free_at[0], now)

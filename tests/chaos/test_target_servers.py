@@ -12,7 +12,7 @@ from sizes import sized
 from support import SNIPPETS, assert_idle, eventually, make_engine, run
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
-from pilotfish.engine.targets import servers as servers_module
+from pilotfish.wire import serving
 from pilotfish.wire.sockets import DialingChannel
 
 LONG = SamplingParams(max_tokens=1800, seed=1, ignore_eos=True)
@@ -23,7 +23,7 @@ SHORT = SamplingParams(max_tokens=40, seed=7, temperature=0.8, ignore_eos=True)
 def test_a_server_that_is_gone_loses_its_requests_and_nobody_else_any(
     how: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servers_module, "SERVER_SILENCE", 1.5)
+    monkeypatch.setattr(serving, "SERVER_SILENCE", 1.5)
     with make_engine(llama) as plain:
         prompt = plain.tokenizer.encode(SNIPPETS[0])
         (tokens,) = run(plain, [prompt], [SHORT])

@@ -17,7 +17,7 @@ from pilotfish.cli.rollout.explain import span_of
 from pilotfish.errors import ParameterError
 from pilotfish.operate.arms import RolloutArms
 from pilotfish.operate.outcome import Cohort, RequestOutcome
-from pilotfish.server.observe.draft_pools import DraftPools, KnownPool
+from pilotfish.server.observe.fleet_metrics import DraftPools, KnownPool
 from pilotfish.wire.serving import PoolLoad
 
 NOW = 1_800_000_000.0

@@ -11,7 +11,7 @@ from sizes import sized
 from slot_contents import CHILDREN, SHAPE, SessionRules, make_table, path_inputs
 from vocabularies import read, said, sayings, table, tables
 
-from pilotfish.core.drafting import mapped_text, messages
+from pilotfish.core.drafting import messages, vocabulary_map
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_machine import DraftMachine
 from pilotfish.core.drafting.draft_sessions import DraftModel, DraftSession, SessionKey, add_children
@@ -23,7 +23,7 @@ CAPACITY = 80
 @pytest.fixture(autouse=True, scope="module")
 def _short_window():  # type: ignore[no-untyped-def]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mapped_text, "WINDOW", 6)
+        patch.setattr(vocabulary_map, "WINDOW", 6)
         yield
 
 
@@ -150,7 +150,7 @@ def test_a_target_with_a_known_tokenizer_is_served_through_its_map() -> None:
     assert (first.base_len, first.tokens, first.parents) == (3, [0, 1], [0, 0])
     assert second.base_len == 3 and set(second.tokens) == {0, 3}
     draft.receive(b"t", messages.Commit(1, 1, 3, [0, 3], 20), 0.0)
-    assert session.inputs == [5, 2, 1, 0, 2, 1, 2, 0] and draft.counts.hits == 1
+    assert session.inputs == [5, 2, 1, 0, 2, 1, 2, 0] and draft.used == 2
     assert session.length_at(session.tree.root) == 5
 
 

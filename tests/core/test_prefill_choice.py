@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from sizes import sized
 
-from pilotfish.core.prefilling import prefill_choice
+from pilotfish.core.prefilling import prefill_pools
 from pilotfish.core.prefilling.handover import WHOLE, HandOverReport
-from pilotfish.core.prefilling.prefill_choice import LocalSeconds, PrefillChoice, PromptLoad
 from pilotfish.core.prefilling.prefill_messages import PrefillLoad
-from pilotfish.core.prefilling.prefill_pools import PrefillPool
+from pilotfish.core.prefilling.prefill_pools import LocalSeconds, PrefillChoice, PrefillPool, PromptLoad
 
 NOW = 1000.0
 WELCOME = replace(TINY, context=20_000)
@@ -69,7 +68,7 @@ def test_what_is_sooner_is_chosen() -> None:
     assert chosen(choice(pool(token_ms=1.2)), prompt(1000)) is None
     assert chosen(choice(pool(token_ms=1.2)), prompt(1000, waiting=500)) == "pool"  # others come first here
     assert chosen(choice(pool(token_ms=0.9, queued=500)), prompt(1000)) is None  # and there
-    assert chosen(choice(pool(token_ms=0.5)), prompt(prefill_choice.FEW - 1)) is None
+    assert chosen(choice(pool(token_ms=0.5)), prompt(prefill_pools.FEW - 1)) is None
 
 
 def test_what_decodes_here_is_worth_a_little() -> None:
@@ -118,8 +117,8 @@ def test_the_soonest_of_several_pools_computes_it() -> None:
 
 def test_before_anything_is_measured_long_prompts_are_sent() -> None:
     for of in (choice(pool(token_ms=0.0)), choice(pool(), token_ms=0.0)):
-        assert chosen(of, prompt(prefill_choice.TRIAL - 1)) is None
-        assert chosen(of, prompt(prefill_choice.TRIAL)) == "pool"
+        assert chosen(of, prompt(prefill_pools.TRIAL - 1)) is None
+        assert chosen(of, prompt(prefill_pools.TRIAL)) == "pool"
 
 
 def test_a_pool_that_is_not_worth_it_is_tried_again_less_and_less_often() -> None:
@@ -129,9 +128,9 @@ def test_a_pool_that_is_not_worth_it_is_tried_again_less_and_less_often() -> Non
         if chosen(of, prompt(1000), NOW + second) is not None:
             tried.append(second)
             one.asked = NOW + second
-    gaps = [prefill_choice.RETRIAL * 2.0 ** min(k, prefill_choice.MAX_RETRIALS) for k in range(len(tried))]
+    gaps = [prefill_pools.RETRIAL * 2.0 ** min(k, prefill_pools.MAX_RETRIALS) for k in range(len(tried))]
     assert tried == np.cumsum(gaps).tolist()
-    assert len(tried) > prefill_choice.MAX_RETRIALS
+    assert len(tried) > prefill_pools.MAX_RETRIALS
     one.heard(PrefillLoad(0, 1000, 0.1, 0), NOW)  # a trial found it quick
     assert chosen(of, prompt(1000), NOW + 3000) == "pool"
     assert one.retrials == 0
@@ -143,7 +142,7 @@ def test_a_pool_whose_hand_overs_take_too_long_is_not_chosen_until_one_has_come(
     one.exposed.lose(2.0)
     one.exposed.lose(0.1)
     assert chosen(of, prompt(1000)) is None and chosen(of, prompt(5000)) == "pool"  # which is worth even that
-    assert chosen(of, prompt(1000), NOW + prefill_choice.RETRIAL) == "pool"  # and is tried
+    assert chosen(of, prompt(1000), NOW + prefill_pools.RETRIAL) == "pool"  # and is tried
     one.succeeded(HandOverReport(outcome=WHOLE, tokens=1000, seconds=0.51, computing=0.5))
     assert chosen(of, prompt(1000)) == "pool"
     one.exposed.lose(2.0)
@@ -181,7 +180,7 @@ def test_losing_hand_overs_are_not_chosen(here: float, there: float, latency: fl
     one, rng = pool(token_ms=there), np.random.default_rng(seed)
     of, taken, best, now, trials = choice(one, token_ms=here), 0.0, 0.0, NOW, 0
     for number in range(200):
-        tokens, before = int(rng.integers(prefill_choice.FEW, 6000)), one.retrials
+        tokens, before = int(rng.integers(prefill_pools.FEW, 6000)), one.retrials
         computed, handed = here * tokens, there * tokens + latency + link * tokens
         option = of.choice.option(prompt(tokens), of.pools, now)
         if option is not None:
@@ -194,4 +193,4 @@ def test_losing_hand_overs_are_not_chosen(here: float, there: float, latency: fl
             taken += computed if option is None else handed
             best += min(computed, handed)
     assert taken <= 1.15 * best
-    assert trials <= 1 + (now - NOW) / prefill_choice.RETRIAL
+    assert trials <= 1 + (now - NOW) / prefill_pools.RETRIAL

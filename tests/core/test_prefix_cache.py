@@ -15,9 +15,8 @@ from sizes import sized
 from pilotfish.core.cache import prefix_keys
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import GONE, SlotPool, Slots, present
-from pilotfish.core.routing import held_runs
-from pilotfish.core.routing.held_prefixes import RoutingKey, routing_keys
-from pilotfish.core.routing.held_runs import HeldRuns
+from pilotfish.core.routing import held_prefixes
+from pilotfish.core.routing.held_prefixes import HeldRuns, RoutingKey, routing_keys
 from pilotfish.errors import EngineError
 
 CAPACITY = 24
@@ -29,7 +28,7 @@ PAGE = 2
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (prefix_keys, held_runs):
+    for module in (prefix_keys, held_prefixes):
         monkeypatch.setattr(module, "OBJECT_TOKENS", PAGE)
 
 

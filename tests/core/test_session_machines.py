@@ -31,11 +31,9 @@ from pilotfish.core.drafting.draft_sessions import DraftSession, LevelPart, Sess
 from pilotfish.core.drafting.level_choice import LevelShape
 from pilotfish.core.drafting.pools import DraftPool, RemoteSession, SessionState
 from pilotfish.core.drafting.target_machine import RemoteOptions, TargetMachine
-from pilotfish.core.features import feature_sending
-from pilotfish.core.features.feature_intake import FeatureNeed
-from pilotfish.core.features.feature_rows import coded
-from pilotfish.core.features.feature_sending import frames_of, row_bytes
-from pilotfish.core.features.features import Features
+from pilotfish.core.features import feature_frames
+from pilotfish.core.features.feature_frames import FeatureNeed, frames_of, row_bytes
+from pilotfish.core.features.features import Features, coded
 from pilotfish.core.peers.fields import Peer, salt_digest
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import Request
@@ -87,9 +85,9 @@ def _small_keys() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         size = row_bytes(WIDTH, "float32")
         for name, rows in {"SESSION_BYTES": 4, "STEP_BYTES": 6}.items():
-            patch.setattr(target_pools, name, rows * size)
-        patch.setattr(feature_sending, "WINDOW", 30 * size)
-        patch.setattr(target_pools, "FRESH", 3)
+            patch.setattr(feature_frames, name, rows * size)
+        patch.setattr(feature_frames, "WINDOW", 30 * size)
+        patch.setattr(feature_frames, "FRESH", 3)
         patch.setattr(target_pools, "MOST_OPENED", 40)  # a line as bad as these has sessions opened all the time
         patch.setattr(prefix_keys, "OBJECT_TOKENS", 4)
         yield

@@ -7,15 +7,14 @@ from hypothesis import strategies as st
 from sizes import sized
 from vocabularies import BYTES, read, said, sayings, table, tables
 
-from pilotfish.core.drafting import mapped_text
-from pilotfish.core.drafting.mapped_text import MappedText
+from pilotfish.core.drafting import vocabulary_map
 from pilotfish.core.drafting.vocabulary import clash, difference
-from pilotfish.core.drafting.vocabulary_map import UNREAD, TokenTable, Unshared, VocabularyMap
+from pilotfish.core.drafting.vocabulary_map import UNREAD, MappedText, TokenTable, Unshared, VocabularyMap
 
 
 @pytest.fixture(autouse=True)
 def _short_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped_text, "WINDOW", 6)
+    monkeypatch.setattr(vocabulary_map, "WINDOW", 6)
 
 
 @given(target=tables(whole=False), draft=tables(whole=False))

@@ -37,8 +37,8 @@ from pilotfish.cluster.document import document
 from pilotfish.cluster.preflight import Host, check_devices, possible_roles
 from pilotfish.config.server import ServerConfig
 from pilotfish.engine.targets.members import Members
+from pilotfish.server.application import make_app
 from pilotfish.server.observe.metrics import DECLARATIONS
-from pilotfish.server.routes import make_app
 from pilotfish.wire.curve_keys import load_allowlist, new_key_pair, write_key_pair
 
 SCHEMAS = {"RayService": "ray_service", "InferencePool": "inference_pool"}

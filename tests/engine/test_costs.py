@@ -9,7 +9,7 @@ from support import SNIPPETS, make_engine, run
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.budget import FixedBudget
-from pilotfish.engine import costs
+from pilotfish.engine import trial
 from pilotfish.engine.engine import Engine
 from pilotfish.model.pacer import Pacer
 from pilotfish.workers.lm import LMDrafter
@@ -61,7 +61,7 @@ def test_each_model_alone(llama: Path, draft: Path) -> None:
 
 def test_costs_of_every_row_count_up_to_a_full_step(llama: Path) -> None:
     loaded = make_engine(llama, max_rows=24)
-    measured = costs.step_costs(loaded.worker.executor, loaded.config.max_rows)
+    measured = trial.step_costs(loaded.worker.executor, loaded.config.max_rows)
     seconds = measured.over(np.arange(1, 25))
     assert (seconds > 0).all() and (np.diff(seconds) >= 0).all()
 
@@ -70,24 +70,24 @@ def test_costs_of_a_long_context(llama: Path, monkeypatch: pytest.MonkeyPatch) -
     """A millisecond for 4,080 tokens, and half of one for each further row that reads them."""
     executor = make_engine(llama, kv_slots=5000).worker.executor
     monkeypatch.setattr(executor, "context", 8192)
-    monkeypatch.setattr(costs, "forward_seconds", lambda _, rows, before: (rows + 1) * before / 4080 * 0.5e-3 + rows)
-    found = costs.context_costs(executor, {1: 1.0, 16: 16.0})
+    monkeypatch.setattr(trial, "forward_seconds", lambda _, rows, before: (rows + 1) * before / 4080 * 0.5e-3 + rows)
+    found = trial.context_costs(executor, {1: 1.0, 16: 16.0})
     assert found.seconds(4080, 0) == pytest.approx(1e-3) and found.seconds(4080, 2) == pytest.approx(2e-3)
     monkeypatch.setattr(executor, "context", 512)
-    assert costs.context_costs(executor, {1: 1.0, 16: 16.0}) == costs.NO_CONTEXT
+    assert trial.context_costs(executor, {1: 1.0, 16: 16.0}) == trial.NO_CONTEXT
 
 
 def test_a_draft_that_is_slower_than_it_is_worth_is_told(
     llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     seconds = chain([0.5], repeat(0.001))  # the draft's forward, then the target's
-    monkeypatch.setattr(costs, "forward_seconds", lambda *_, **__: next(seconds))
+    monkeypatch.setattr(trial, "forward_seconds", lambda *_, **__: next(seconds))
     make_engine(llama, draft=draft, mode="sync", budget="auto")
     (message,) = (record.getMessage() for record in caplog.records if record.name.startswith("pilotfish"))
     assert message.startswith("a draft forward takes 500.00 ms and saves ") and "mostly rest" in message
 
 
 def test_a_fixed_budget_measures_nothing(llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "step_costs", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(trial, "step_costs", lambda *_: pytest.fail("measured"))
     loaded = make_engine(llama, draft=draft, mode="sync", budget="fixed")
     assert isinstance(loaded.worker.budget, FixedBudget)

@@ -14,7 +14,7 @@ from pilotfish.engine.pools.remote_pools import worker_command
 from pilotfish.engine.processes import host_memory
 from pilotfish.engine.processes.placement import Placement, split_cores, split_for_prefill
 from pilotfish.engine.processes.process import on_cores
-from pilotfish.engine.targets.own_targets import OwnTarget, own_targets
+from pilotfish.engine.targets.replica import OwnTarget, own_targets
 from pilotfish.errors import ParameterError
 
 

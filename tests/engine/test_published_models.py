@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish.engine.pairs.directories import model_directory
-from pilotfish.engine.pairs.published import PUBLISHED, PublishedModel, download, published_file
+from pilotfish.engine.pairs.directories import PUBLISHED, PublishedModel, download, model_directory, published_file
 from pilotfish.errors import InputError, ModelError, ParameterError
 
 PARTS = [b"GGUF and", b" the rest"]

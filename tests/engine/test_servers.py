@@ -12,8 +12,7 @@ from pilotfish.core.peers.fields import Peer
 from pilotfish.core.routing.held_prefixes import Held, HeldCopies, routing_keys
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.targets import servers as servers_module
-from pilotfish.engine.targets.held_followers import AGAIN, CHANGES, HeldFollowers
-from pilotfish.engine.targets.servers import BEAT, TICK, Attendance, Dropped, Malformed, Servers
+from pilotfish.engine.targets.servers import Attendance, Dropped, HeldFollowers, Malformed, Servers
 from pilotfish.wire import serving
 from pilotfish.wire.channel import Received, decoded, encode
 
@@ -75,8 +74,8 @@ class Rig:
         return all(follows)
 
     def let_pass(self, seconds: float, *attending: Peer) -> None:
-        for turn in range(round(seconds / TICK)):
-            self.now += TICK
+        for turn in range(round(seconds / servers_module.TICK)):
+            self.now += servers_module.TICK
             self.servers._tick()
             if turn % 5 == 4:
                 self.attend(*attending)
@@ -94,7 +93,7 @@ def kinds(messages: list[serving.ToServer]) -> list[str]:
 def test_a_server_hears_that_the_target_lives_and_then_what_it_serves(rig: Rig) -> None:
     rig.attend(A)
     assert kinds(rig.told[A]) == ["Beat"]  # while it loads
-    rig.let_pass(3 * BEAT, A)
+    rig.let_pass(3 * servers_module.BEAT, A)
     assert set(kinds(rig.told.pop(A))) == {"Beat"}
     rig.servers.tell_all(status(rig.servers.incarnation))
     assert kinds(rig.told.pop(A)) == ["Status"]
@@ -107,7 +106,7 @@ def test_a_server_hears_that_the_target_lives_and_then_what_it_serves(rig: Rig) 
 def test_beats_tell_how_long_the_step_at_hand_lasts(rig: Rig) -> None:
     rig.attend(A)
     rig.servers.step_seconds = lambda: 7.5
-    rig.let_pass(2 * BEAT)
+    rig.let_pass(2 * servers_module.BEAT)
     assert [beat.step for beat in rig.told[A] if isinstance(beat, serving.Beat)][-1] == 7.5
 
 
@@ -136,10 +135,10 @@ def test_a_message_that_was_lost_ends_the_requests_of_its_server_alone(rig: Rig,
     rig.submit(B, 1)
     getattr(rig, what)(A, 1, lost=True)
     rig.submit(A, 3)
-    rig.let_pass(BEAT, A, B)
+    rig.let_pass(servers_module.BEAT, A, B)
     dropped = [peer for peer, message in rig.taken() if isinstance(message, Dropped)]
     assert dropped == [A]
-    rig.let_pass(BEAT, A, B)
+    rig.let_pass(servers_module.BEAT, A, B)
     assert not rig.follows(A) and rig.follows(B)
     rig.submit(A, 4)
     rig.progress(A)
@@ -156,10 +155,10 @@ def test_what_a_server_was_told_in_vain_shows_with_the_next_message(rig: Rig, af
     if after == "progress":
         rig.progress(A)
     else:
-        rig.let_pass(BEAT, A)
+        rig.let_pass(servers_module.BEAT, A)
     assert not rig.follows(A)
     rig.progress(A)
-    rig.let_pass(BEAT, A)
+    rig.let_pass(servers_module.BEAT, A)
     assert rig.follows(A)
 
 
@@ -199,7 +198,7 @@ def test_another_version_is_declined(rig: Rig) -> None:
     rig.hear(A, serving.Attend(serving.SERVING_VERSION + 1, "", 0, 0))
     (declined,) = rig.told[A]
     assert isinstance(declined, serving.Declined) and f"of version {serving.SERVING_VERSION + 1}," in declined.reason
-    rig.let_pass(BEAT)
+    rig.let_pass(servers_module.BEAT)
     assert len(rig.told[A]) == 1
 
 
@@ -207,7 +206,7 @@ def test_a_target_that_leaves_serves_nobody_any_more(rig: Rig) -> None:
     rig.attend(A)
     rig.told.clear()
     rig.servers.leave()
-    rig.let_pass(2 * BEAT, A, B)
+    rig.let_pass(2 * servers_module.BEAT, A, B)
     assert {
         message.reason for peer in (A, B) for message in rig.told[peer] if isinstance(message, serving.Declined)
     } == {"it shuts down"}
@@ -229,7 +228,7 @@ def test_too_many_servers_are_declined_and_silent_ones_forgotten(rig: Rig, monke
     rig.let_pass(serving.SERVER_SILENCE + 1, A)  # b and c are silent
     assert len(rig.told[A]) and rig.known[A].sent == 1
     rig.taken()
-    rig.let_pass(BEAT, A)
+    rig.let_pass(servers_module.BEAT, A)
     assert not rig.follows(A)  # it was forgotten, and what it waits for with it
 
 
@@ -268,7 +267,7 @@ class Holder(Rig):
         slots = self.cache.allocate(len(tokens))
         self.pool.release(self.cache.insert(None, tokens, slots))
 
-    def tell(self, after: float = 1.01 * CHANGES) -> None:
+    def tell(self, after: float = 1.01 * servers_module.CHANGES) -> None:
         self.now += after
         self.followers.tell(idle=False)
 
@@ -313,7 +312,7 @@ def test_a_gap_is_mended(holder: Holder) -> None:
     assert holder.pages(A) == 0
     holder.follow(A)  # asks for all
     assert holder.pages(A) == 0  # it was told all a moment ago
-    holder.tell(AGAIN)
+    holder.tell(servers_module.AGAIN)
     assert holder.pages(A) == 4
 
 

@@ -16,7 +16,7 @@ from support import MODES, assert_idle, drain, make_engine, params, run, sure_to
 
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.pairs import PairDirs, resolve_pair
-from pilotfish.engine.pairs.published import published_file
+from pilotfish.engine.pairs.directories import published_file
 from pilotfish.engine.sample import Sample
 from pilotfish.prompts import chat_prompt
 

@@ -16,8 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
-from pilotfish.engine.sample import TextStream
-from pilotfish.engine.token_table import token_bytes
+from pilotfish.engine.token_table import TextStream, token_bytes
 from pilotfish.model.loading.metadata import load_tokenizer
 
 

@@ -20,8 +20,8 @@ from support import tree_of
 
 from pilotfish.core.cache.prefix_keys import prefix_keys, text_root
 from pilotfish.core.drafting import messages
-from pilotfish.core.features.feature_rows import FEATURE_TYPES, coded
-from pilotfish.core.features.feature_sending import FEATURE_DROPS
+from pilotfish.core.features.feature_frames import FEATURE_DROPS
+from pilotfish.core.features.features import FEATURE_TYPES, coded
 from pilotfish.core.peers.fields import Echo
 from pilotfish.core.peers.peer import CODES
 from pilotfish.core.sampling.noise import gumbel_of

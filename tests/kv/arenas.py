@@ -13,9 +13,8 @@ import numpy as np
 from pilotfish.core.prefilling.prefill_messages import RemoteMemory, SharedMemory
 from pilotfish.core.prefilling.segments import SegmentReference
 from pilotfish.errors import SegmentError
-from pilotfish.kv.arena import Arena
-from pilotfish.kv.nixl import NixlOffer
-from pilotfish.kv.readers import SegmentReader, content
+from pilotfish.kv.arena import Arena, SharedMemoryReader, content
+from pilotfish.kv.nixl import NixlOffer, NixlReader
 
 PLACES, SEGMENT_BYTES = 4, 1 << 16
 
@@ -46,7 +45,7 @@ def expected_of(reference: SegmentReference) -> np.ndarray:
     return np.random.default_rng(reference.epoch).integers(0, 256, reference.size, np.uint8)
 
 
-def reason(reader: SegmentReader, reference: SegmentReference) -> str:
+def reason(reader: SharedMemoryReader | NixlReader, reference: SegmentReference) -> str:
     """Why the segment cannot be read."""
     try:
         reader.read(reference)

@@ -116,7 +116,7 @@ def test_a_directory_in_place_of_an_object_takes_room_until_it_is_gone(store: Di
     path = object_path(directory, KV.key)
     replace(Path.mkdir)(path)
     assert store.get(KV.key, KV.tokens) is None and damaged(store) == {Damage.KIND: 1}
-    assert not store.contains(KV.key) and store.bytes_used == FILE_BYTES and store.counts.failed_writes == 1
+    assert not store.contains(KV.key) and store.bytes_used == FILE_BYTES and store.counts.failed == 1
     path.rmdir()
     assert store.put(KV) and store.bytes_used == FILE_BYTES
 
@@ -130,7 +130,7 @@ def test_a_file_that_cannot_be_read_is_a_miss(
     store.put(KV)
     monkeypatch.setattr(os, "readv", Mock(side_effect=error))
     assert store.get(KV.key, KV.tokens) is None
-    assert (store.counts.failed_reads, store.contains(KV.key)) == (1, kept)
+    assert (store.counts.failed, store.contains(KV.key)) == (1, kept)
     assert bytes_on_disk(directory) == store.bytes_used == kept * FILE_BYTES
 
 
@@ -169,8 +169,8 @@ def test_a_disk_that_others_fill_takes_new_objects_for_old(
     full = FullDisk(monkeypatch, left=200)
     assert store.put(some_kv(2))
     assert [seed for seed in range(3) if store.contains(some_kv(seed).key)] == [1, 2]
-    assert store.counts.failed_writes == 1 and bytes_on_disk(directory) == store.bytes_used == 2 * FILE_BYTES
-    assert store.put(some_kv(3)) and store.counts.failed_writes == 1  # the disk was not filled up once more
+    assert store.counts.failed == 1 and bytes_on_disk(directory) == store.bytes_used == 2 * FILE_BYTES
+    assert store.put(some_kv(3)) and store.counts.failed == 1  # the disk was not filled up once more
     clock.now, full.left = disk.REST, 10 * FILE_BYTES
     assert store.put(some_kv(4)) and store.bytes_used == 3 * FILE_BYTES
 
@@ -180,7 +180,7 @@ def test_a_full_disk_rests(store: DiskStore, directory: Path, clock: Clock, monk
     assert not store.put(KV) and files_of(directory) == []
     tries = full.tries
     clock.now = disk.REST - 1
-    assert not store.put(OTHER) and full.tries == tries and store.counts.failed_writes == 1
+    assert not store.put(OTHER) and full.tries == tries and store.counts.failed == 1
     clock.now, full.left = disk.REST, FILE_BYTES
     assert store.put(KV) and equal(store.get(KV.key, KV.tokens), KV)
 
@@ -190,7 +190,7 @@ def test_a_disk_kept_full_costs_one_object(store: DiskStore, directory: Path, mo
         store.put(some_kv(seed))
     monkeypatch.setattr(os, "write", failing(errno.EDQUOT))
     assert not store.put(some_kv(3)) and not store.put(some_kv(4))
-    assert (store.counts.failed_writes, store.counts.evictions) == (2, 1)
+    assert (store.counts.failed, store.counts.evictions) == (2, 1)
     assert bytes_on_disk(directory) == store.bytes_used == 2 * FILE_BYTES
 
 
@@ -201,7 +201,7 @@ def test_a_disk_that_lets_nothing_go_keeps_to_its_capacity(
         store.put(some_kv(seed))
     monkeypatch.setattr(Path, "unlink", failing(errno.EROFS))
     assert not store.put(some_kv(4)) and not store.put(some_kv(5))
-    assert store.counts.failed_writes == 1 and store.bytes_used == bytes_on_disk(directory) == 4 * FILE_BYTES
+    assert store.counts.failed == 1 and store.bytes_used == bytes_on_disk(directory) == 4 * FILE_BYTES
     assert sum(store.contains(some_kv(seed).key) for seed in range(4)) == 3
     monkeypatch.undo()
     clock.now = disk.REST

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from pilotfish.core.prefilling.segments import SegmentReference
-from pilotfish.kv.arena import Arena
-from pilotfish.kv.readers import SharedMemoryReader, content
+from pilotfish.kv.arena import Arena, SharedMemoryReader, content
 
 
 @pytest.fixture

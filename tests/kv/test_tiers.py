@@ -288,7 +288,7 @@ def test_a_full_disk_loses_kv_and_nothing_else(make: Make, tmp_path: Path, monke
     assert tiers.disk is not None
     monkeypatch.setattr(ObjectFormat, "write", failing(errno.ENOSPC))
     saved(tiers, 4)
-    assert not list((tmp_path / "kv").rglob("*.kv*")) and tiers.disk.counts.failed_writes > 0
+    assert not list((tmp_path / "kv").rglob("*.kv*")) and tiers.disk.counts.failed > 0
     load = begin(tiers, 4)
     assert finish(tiers, load) == OBJECT_TOKENS  # what is in memory
 

@@ -7,8 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pilotfish.core.features.feature_rows import FEATURE_TYPES, ITEM_BYTES, LARGEST, FeatureType, coded, decoded_rows
-from pilotfish.core.features.features import Features
+from pilotfish.core.features.features import (
+    FEATURE_TYPES,
+    ITEM_BYTES,
+    LARGEST,
+    Features,
+    FeatureType,
+    coded,
+    decoded_rows,
+)
 from pilotfish.errors import WireError
 
 WIDTH = 6

@@ -12,10 +12,10 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
 from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.errors import TargetUnavailable
+from pilotfish.server.application import make_app
 from pilotfish.server.auth import load_keyring
 from pilotfish.server.limits import Admission, RequestGuard
 from pilotfish.server.observe.metrics import ServerMetrics
-from pilotfish.server.routes import make_app
 from pilotfish.server.traffic.canary import ReplayedRequest
 from pilotfish.server.traffic.capture import RequestCapture, start_capture
 from pilotfish.server.traffic.cascade import Cascade, cascade_setup

@@ -15,11 +15,11 @@ import msgspec
 from pilotfish.config.server import ServerConfig
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import TokenLogprobs
-from pilotfish.engine.sample import TextStream
+from pilotfish.engine.token_table import TextStream
+from pilotfish.server.application import make_app
 from pilotfish.server.auth import Keyring, load_keyring
 from pilotfish.server.limits import Admission, RequestGuard
 from pilotfish.server.observe.metrics import ServerMetrics
-from pilotfish.server.routes import make_app
 from pilotfish.wire.serving import Delta, EngineRequest, Finish, Identity, StepReport, Verified
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

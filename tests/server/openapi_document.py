@@ -17,7 +17,7 @@ from pilotfish.server import routes
 from pilotfish.server.bodies import requests
 from pilotfish.server.http_errors import OVERLOADED
 from pilotfish.server.messages.message_body import CountTokensRequest, MessagesRequest
-from pilotfish.server.observe.draft_pools import DraftPools
+from pilotfish.server.observe.fleet_metrics import DraftPools
 from pilotfish.server.responses.response_body import ResponsesRequest
 from pilotfish.server.routes import VERSION, Api
 from pilotfish.server.traffic.rollout import RolloutState

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from pilotfish.core.prefilling.handover import HandOverReport
-from pilotfish.server.page_routes import page_routes
+from pilotfish.server.application import page_routes
 
 MODEL = "stand-in"
 STORY = """    total = 0.0

@@ -18,7 +18,7 @@ from test_response_answers import events_of, response_of
 from pilotfish.grammar.parsers.pieces import content_of
 from pilotfish.server.bodies import ignored
 from pilotfish.server.bodies.ignored import HEADER
-from pilotfish.server.responses.response_tools import InputParser, arguments_of, function_name
+from pilotfish.server.responses.response_chat import InputParser, arguments_of, function_name
 
 #: Of Codex CLI in a turn after a call, of Claude Code, opencode and Continue.
 BODIES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("agents.json").read_text())

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from pilotfish.core.prefilling.handover import HandOverReport
 from pilotfish.engine.targets.replica import ReplicaHealth
 from pilotfish.server import routes
-from pilotfish.server.answers.logprobs import token_text
+from pilotfish.server.answers.formats import token_text
 from pilotfish.wire.serving import Delta, Finish
 
 USER = [{"role": "user", "content": "hi"}]

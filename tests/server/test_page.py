@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, ViewportSize, expect
 from stand_in import DONE, HANDED, STORY, StandIn, chunk, error, event, last, served, story
 
 from pilotfish.core.prefilling.handover import HandOverReport
-from pilotfish.server.observe.draft_pools import KnownPool
+from pilotfish.server.observe.fleet_metrics import KnownPool
 from pilotfish.wire.serving import PoolLoad
 
 HEIGHT = "one => one.getBoundingClientRect().height"

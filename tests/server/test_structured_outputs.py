@@ -9,7 +9,7 @@ from http_double import CHAT, COMPLETIONS, USER, Client, Engine
 from pilotfish.core.sampling.constraint import MAX_LENGTH, Constraint
 from pilotfish.errors import ParameterError
 from pilotfish.grammar.compile import Grammars
-from pilotfish.server.bodies.closed_schema import closed
+from pilotfish.server.bodies.constraints import closed
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 KEPT = Constraint.json({**SCHEMA, "additionalProperties": False}, compact=True)
@@ -41,7 +41,7 @@ def schema_format(**fields: Any) -> dict[str, Any]:
     [
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": None, "structured_outputs": None}, None),
-        ({"response_format": {"type": "json_object"}}, Constraint.json_object(compact=True)),
+        ({"response_format": {"type": "json_object"}}, Constraint.json({"type": "object"}, compact=True)),
         ({"response_format": FORMAT}, KEPT),
         ({"response_format": schema_format(schema=SCHEMA, strict=True, description="A point.")}, KEPT),
         (structured(json=SCHEMA), KEPT),
@@ -49,8 +49,11 @@ def schema_format(**fields: Any) -> dict[str, Any]:
         (structured(regex=r"\d+"), Constraint.regex(r"\d+")),
         (structured(choice=["yes", "no"]), Constraint.choice(["yes", "no"])),
         (structured(grammar='root ::= "a"'), Constraint.grammar('root ::= "a"')),
-        (structured(json_object=True), Constraint.json_object(compact=True)),
-        (structured(json_object=True, disable_any_whitespace=False), Constraint.json_object(compact=False)),
+        (structured(json_object=True), Constraint.json({"type": "object"}, compact=True)),
+        (
+            structured(json_object=True, disable_any_whitespace=False),
+            Constraint.json({"type": "object"}, compact=False),
+        ),
         (structured(regex="a", json=None, whitespace_pattern=None, structural_tag=None), Constraint.regex("a")),
         ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "a"}}, Constraint.regex("a")),
         ({"guided_json": SCHEMA}, KEPT),

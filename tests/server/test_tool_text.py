@@ -9,7 +9,7 @@ from live import HttpServer
 from msgspec.structs import replace
 
 from pilotfish.server.bodies.ignored import HEADER
-from pilotfish.server.bodies.tool_text import with_tools_as_text
+from pilotfish.server.bodies.tools import with_tools_as_text
 
 FUNCTION = {"name": "weather", "description": "Of a city.", "parameters": {"type": "object", "properties": {}}}
 TOOL = {"type": "function", "function": FUNCTION}

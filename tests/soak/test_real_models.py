@@ -7,8 +7,7 @@ import torch
 from published import library_model
 from support import drain, make_engine, params, run
 
-from pilotfish.engine.pairs.directories import model_directory
-from pilotfish.engine.pairs.published import PUBLISHED, download
+from pilotfish.engine.pairs.directories import PUBLISHED, download, model_directory
 
 PROMPTS = [
     *("The capital of France is", "def fibonacci(n):", "Once upon a time, in a land far away,"),

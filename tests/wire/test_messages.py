@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pilotfish.core.cache.prefix_keys import KEY_BYTES
 from pilotfish.core.drafting import messages
-from pilotfish.core.features.feature_rows import FEATURE_TYPES
+from pilotfish.core.features.features import FEATURE_TYPES
 from pilotfish.core.peers.fields import MAX_FRAME, SALT_BYTES, Echo, Error
 from pilotfish.errors import WireError
 from pilotfish.wire.channel import decode_from_prefill, decode_to_draft, decode_to_prefill, decode_to_target, encode

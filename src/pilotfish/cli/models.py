@@ -10,8 +10,7 @@ from pilotfish.cli.options import JsonOption
 from pilotfish.cli.show import facts_table, print_json, print_line, print_table
 from pilotfish.command import Given, taking
 from pilotfish.config.engine import EngineConfig
-from pilotfish.engine.pairs.directories import model_directory
-from pilotfish.engine.pairs.published import PUBLISHED, download
+from pilotfish.engine.pairs.directories import PUBLISHED, download, model_directory
 from pilotfish.errors import ParameterError
 from pilotfish.options import pick
 

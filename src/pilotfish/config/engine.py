@@ -24,7 +24,7 @@ from pilotfish.config.fields import (
     parse_cores,
 )
 from pilotfish.config.hardware.pace import Paces
-from pilotfish.core.features.feature_rows import FeatureType
+from pilotfish.core.features.features import FeatureType
 from pilotfish.errors import ParameterError
 from pilotfish.options import check_options, option, refuse_unknown
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import logging
 import math
 import os
@@ -21,7 +19,6 @@ from pilotfish.core.scheduling.budget import Budget
 from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.scheduling.step import RequestCommit, RowCosts
-from pilotfish.engine.costs import make_budget, step_costs
 from pilotfish.engine.drafts.drafters import Drafters
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafts, hello_of
 from pilotfish.engine.drafts.shadow_drafts import ShadowDrafts, ShadowedTarget
@@ -29,15 +26,13 @@ from pilotfish.engine.fingerprint import kv_fingerprint, kv_identity
 from pilotfish.engine.heads import ConfiguredHead, choose_layers, note_head, read_head_of_features
 from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here
 from pilotfish.engine.pools.remote_pools import FollowedMembers
-from pilotfish.engine.prefills.handovers import HandOvers
-from pilotfish.engine.prefills.remote_prefills import RemotePrefills
+from pilotfish.engine.prefills.remote_prefills import HandOvers, RemotePrefills
 from pilotfish.engine.processes.host_memory import GIB, divided
 from pilotfish.engine.processes.ranks import Ranks
-from pilotfish.engine.sample import Sample
-from pilotfish.engine.sample_maker import Prompt, SampleMaker
+from pilotfish.engine.sample import Prompt, Sample, SampleMaker
 from pilotfish.engine.tapping import with_features
 from pilotfish.engine.targets.members import MembersFile
-from pilotfish.engine.trial import on_kernels, record_forwards
+from pilotfish.engine.trial import make_budget, on_kernels, record_forwards, step_costs
 from pilotfish.errors import EngineError, ParameterError, RankLost
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.threads import GrammarThreads
@@ -66,8 +61,7 @@ from pilotfish.workers.target_shadow import ShadowSetup
 
 logger = logging.getLogger(__name__)
 
-#: GiB of KV on disk, where no size is given.
-DISK_SIZE = 16.0
+DISK_SIZE = 16.0  # GiB of KV on disk, where no size is given
 
 
 class Engine:
@@ -238,7 +232,7 @@ class Engine:
             self._timeline = None
         os.sched_setaffinity(0, self._cores_before)
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> "Engine":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -278,10 +272,7 @@ class Engine:
         return self.add(EngineRequest(self.check_prompt(prompt), params, cache_salt))
 
     def add(
-        self,
-        request: EngineRequest,
-        compiled: LLMatcher | None = None,
-        resumed: Sequence[PartialOutput] | None = None,
+        self, request: EngineRequest, compiled: LLMatcher | None = None, resumed: Sequence[PartialOutput] | None = None
     ) -> list[Sample]:
         """`compiled` is the grammar of its constraint. `resumed`: the only samples to queue, which other engines
         began."""

@@ -32,16 +32,13 @@ from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.kv_copy import layout_of
 from pilotfish.model.loading.tensors import weight_files
 
-#: Characters of a digest that stands in a fact.
-SHOWN = 16
+SHOWN = 16  # characters of a digest that stands in a fact
 #: Bytes of a weight file that are read at a time: threads that wait for the interpreter are rarely behind this one.
 PIECE = 4 << 20
-#: The lowest priority: what other threads leave.
-NICE = 19
+NICE = 19  # the lowest priority: what other threads leave
 #: Fields of a configuration that shape no KV: where the model is, and how long its sequences may get.
 _ELSEWHERE = ("_name_or_path", "context")
-#: The fact that says which features slots hold, if any: no output depends on it.
-FEATURES = "features"
+FEATURES = "features"  # the fact that says which features slots hold, if any: no output depends on it
 
 
 def kv_identity(config: EngineConfig, executor: TorchExecutor, tokenizer: Any) -> KVIdentity:

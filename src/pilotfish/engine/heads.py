@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, replace
 from math import prod
@@ -24,8 +22,7 @@ from pilotfish.model.loading.loader import LoadedModel
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of a slot beside KV and states: whose token it has.
-_TOKEN = 8
+_TOKEN = 8  # bytes of a slot beside KV and states: whose token it has
 #: Text for the trial of both conventions of layers: prose, code and a list.
 PROBE = """The river rose in the night, and by morning the lower road was gone. People came down from the farms with
 ropes and lamps, and for two days they carried what they could to the church on the hill. Nobody was lost.
@@ -51,7 +48,7 @@ class ConfiguredHead:
     layers: tuple[int, ...] | None = None  # in place of what its files say
 
     @classmethod
-    def of(cls, config: EngineConfig, head: Path, target: Path) -> ConfiguredHead:
+    def of(cls, config: EngineConfig, head: Path, target: Path) -> "ConfiguredHead":
         return cls(head, TargetFacts.read(target), config.draft_layers or None)
 
     def spec(self) -> HeadSpec:

@@ -1,7 +1,5 @@
 """The offline interface: prompts in, finished outputs back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +13,7 @@ from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.pairs.directories import model_directory
-from pilotfish.engine.sample import Sample
-from pilotfish.engine.sample_maker import Prompt
+from pilotfish.engine.sample import Prompt, Sample
 from pilotfish.errors import EngineError, InputError, ParameterError
 from pilotfish.prompts import chat_prompt, read_chat_template, template_arguments
 from pilotfish.validation import converted
@@ -60,7 +57,7 @@ class LLM:
     def close(self) -> None:
         self.engine.close()
 
-    def __enter__(self) -> LLM:
+    def __enter__(self) -> "LLM":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -19,10 +19,8 @@ from pilotfish.model.loading.loader import LoadedModel, load_model
 from pilotfish.model.loading.metadata import one_line
 from pilotfish.model.loading.precision import Precision, precision_of
 
-#: The fewest KV slots that are worth a start.
-MIN_SLOTS = 256
-#: The most where memory is shared with everything else and no limit is given: on a CPU.
-SHARED_SLOTS = 65536
+MIN_SLOTS = 256  # the fewest KV slots that are worth a start
+SHARED_SLOTS = 65536  # the most where memory is shared with everything else and no limit is given: on a CPU
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,28 @@
-from __future__ import annotations
-
-import re
+import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from tokenizers.decoders import DecodeStream
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
 
-from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.sampling.logit_rules import check_token_ids
+from pilotfish.core.sampling.noise import DRAWN_SEED_BITS, sample_seed
+from pilotfish.core.sampling.sampling_params import SamplingParams, plain
 from pilotfish.core.scheduling.executor import TokenLogprobs
-from pilotfish.core.scheduling.request import FinishReason, Request
+from pilotfish.core.scheduling.request import FinishReason, Request, check_cache_salt
 from pilotfish.core.scheduling.step import RequestCommit
-from pilotfish.engine.token_table import token_bytes
-from pilotfish.errors import EngineError, InputError, ParameterError
-from pilotfish.wire.serving import Delta, Finish, PartialOutput, Verified
+from pilotfish.engine.token_table import TextStream
+from pilotfish.errors import EngineError, InputError, ParameterError, PromptError
+from pilotfish.grammar.compile import Grammars
+from pilotfish.grammar.state import MatcherState
+from pilotfish.model.loading.loader import LoadedModel
+from pilotfish.options import is_text
+from pilotfish.wire.serving import Delta, EngineRequest, Finish, PartialOutput, Verified
 
-#: Last tokens of a prompt that a decoder needs to continue its text.
-CONTEXT = 6
-DEFAULTS = SamplingParams()
-#: The beginning of a character of UTF-8 at the end of bytes, which more bytes could complete (Unicode's table 3-7).
-BEGUN_CHARACTER = re.compile(
-    rb"(?:[\xc2-\xdf]|\xe0[\xa0-\xbf]?|[\xe1-\xec\xee\xef][\x80-\xbf]?|\xed[\x80-\x9f]?"
-    rb"|\xf0(?:[\x90-\xbf][\x80-\xbf]?)?|[\xf1-\xf3][\x80-\xbf]{0,2}|\xf4(?:[\x80-\x8f][\x80-\xbf]?)?)\Z"
-)
+Prompt = str | Sequence[int] | NDArray[np.integer]
 
 
 class Sample:
@@ -149,117 +149,67 @@ def check_resumed(outputs: Sequence[PartialOutput], params: SamplingParams, voca
             raise ParameterError("resumed", token, f"token ids 0 to {vocab_size - 1}")
 
 
-class TextStream:
-    """Token ids to text, a piece at a time: never half a character, never part of a stop string.
-
-    text     print("a")\\nif __na        `text` holds what was decoded so far,
-    safe     print("a")\\n               `take` gives it up to where a stop string may have begun
-    """
-
-    def __init__(
-        self,
-        tokenizer: Any,
-        params: SamplingParams = DEFAULTS,
-        stop_ids: Collection[int] = (),
-        prompt: Sequence[int] = (),
-    ) -> None:
-        """Some decoders drop the space before a text's first word, so they need the `prompt`."""
+class SampleMaker:
+    def __init__(self, tokenizer: Any, model: LoadedModel, grammars: Grammars) -> None:
         self._tokenizer = tokenizer
-        self._backend = tokenizer.backend_tokenizer
-        self._params = params
-        self._stop_ids = stop_ids
-        self._shows_stop = params.include_stop_str_in_output
-        self._decoder = self._decoder_after(self._end_of(prompt))
-        self._pending: list[int] = []  # ids whose bytes do not end on a character yet
-        self._forced = params.min_tokens  # tokens to come that end nothing
-        self._taken = 0
-        self._ends: list[int] = []  # [tokens not yet taken] characters of `text` after each token
-        self.text = ""
-        self.ended = False
-        self.stop: str | None = None  # the stop string that ended it
+        self._model = model
+        self._grammars = grammars
 
-    def add(self, token: int) -> bool:
-        completes_stop = self._append(token)
-        self._ends.append(len(self.text))
-        return completes_stop
+    def make(
+        self, first: int, request: EngineRequest, compiled: LLMatcher | None, resumed: Sequence[PartialOutput] | None
+    ) -> list[Sample]:
+        params = request.params
+        check_cache_salt(request.cache_salt)
+        tokens = self.check_prompt(request.tokens)
+        eos_ids = frozenset[int]() if params.ignore_eos else self._model.generation.eos_ids
+        stop_ids = eos_ids.union(params.stop_token_ids)
+        bad_texts = (text for word in params.bad_words for text in (word, f" {word}"))
+        encoded = (self._tokenizer.encode(text, add_special_tokens=False) for text in bad_texts)
+        bad_sequences = [ids for ids in encoded if ids]
+        check_token_ids(params, stop_ids, bad_sequences, self._model.config.vocab_size)
+        outputs = [PartialOutput(index) for index in range(params.n)] if resumed is None else resumed
+        if resumed is not None:
+            check_resumed(resumed, params, self._model.config.vocab_size)
+        seed = secrets.randbits(DRAWN_SEED_BITS) if params.seed is None else params.seed
+        room = self._model.config.context - len(tokens)
+        samples = []
+        for output in outputs:
+            index = output.index
+            own = params if index == 0 else replace(params, prompt_logprobs=None)  # they are the same for all
+            own_seed, text = sample_seed(seed, index), TextStream(self._tokenizer, params, stop_ids, tokens)
+            grammar = None
+            if (asked := params.structured_outputs) is not None:
+                grammar = MatcherState(compiled or self._grammars.compile(asked), asked.after, asked.opening)
+            sequence = Request(
+                first + index,
+                tokens,
+                own,
+                own_seed,
+                stop_ids,
+                room,
+                bad_sequences=bad_sequences,
+                cache_salt=request.cache_salt,
+                max_nodes=request.max_nodes,
+                stop_detector=text.add if own.stop else None,
+                group=first,
+                grammar=grammar,
+                draft=request.draft,
+            )
+            samples.append(Sample(index, sequence, text))
+            samples[-1].resume(output)
+        return samples
 
-    def _append(self, token: int) -> bool:
-        if token in self._stop_ids and not self._shows_stop:
-            return False
-        self._pending.append(token)
-        piece = self._decode_last()
-        self._forced -= 1
-        if not piece:
-            return False
-        self._pending.clear()
-        before, self.text = len(self.text), self.text + piece
-        return self._cut(before)
-
-    def _decode_last(self) -> str | None:
-        try:
-            return self._decoder.step(self._backend, self._pending[-1])
-        except Exception:  # the token changes earlier text; tokenizers has no narrower type for this
-            self._decoder = self._decoder_after(self._pending[-1:])
-            return self._decode(self._pending)
-
-    def _decoder_after(self, tokens: list[int]) -> DecodeStream:
-        return DecodeStream(ids=tokens, skip_special_tokens=self._params.skip_special_tokens)
-
-    def _cut(self, before: int) -> bool:
-        if self._forced >= 0:
-            return False
-        starts = ((self.text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._params.stop)
-        found = [(start, stop) for start, stop in starts if start >= 0]
-        if found:
-            start, self.stop = min(found)
-            end = start + len(self.stop) if self._shows_stop else start
-            self.text, self.ended = self.text[:end], True
-        return self.ended
-
-    def finish(self) -> None:
-        """Pending whole characters become text, other bytes replacement characters, except a begun one at the end."""
-        if not self.ended and self._pending:
-            before = len(self.text)
-            self.text += self._whole_characters(self._pending)
-            self._cut(before)
-            if self._ends:
-                self._ends[-1] = len(self.text)
-        self._pending.clear()
-        self.ended = True
-
-    def _whole_characters(self, tokens: Sequence[int]) -> str:
-        added = self._backend.get_added_tokens_decoder() if self._params.skip_special_tokens else {}
-        hidden = {token for token, one in added.items() if one.special}
-        bytes_of, shown = token_bytes(self._tokenizer), [token for token in tokens if token not in hidden]
-        found = BEGUN_CHARACTER.search(b"".join(map(bytes_of, shown)))
-        begun = 0 if found is None else len(found[0])
-        while begun and (size := len(bytes_of(shown[-1]))) <= begun:
-            shown.pop()
-            begun -= size
-        text = self._decode(shown)
-        return text.removesuffix("\ufffd") if begun else text  # the last token ends a character, and begins one
-
-    def take(self) -> str:
-        """The text not yet taken that no stop string can still swallow."""
-        awaited = () if self.ended or self._shows_stop else self._params.stop
-        end = len(self.text) - max(map(self._begun, awaited), default=0)
-        piece = self.text[self._taken : end]
-        self._taken += len(piece)
-        return piece
-
-    def take_ends(self) -> list[int]:
-        """For each token since the last call, the length of the whole text after it."""
-        ends, self._ends = self._ends, []
-        return ends
-
-    def _begun(self, stop: str) -> int:
-        sizes = range(min(len(stop) - 1, len(self.text)), 0, -1)
-        return next((size for size in sizes if self.text.endswith(stop[:size])), 0)
-
-    def _end_of(self, prompt: Sequence[int]) -> list[int]:
-        """Tokens from which a decoder can go on; none if they do not end on a character."""
-        end = list(prompt[-CONTEXT:])
-        return [] if self._decode(end).endswith("\ufffd") else end
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._params.skip_special_tokens))
+    def check_prompt(self, prompt: Prompt) -> list[int]:
+        """PromptError or ParameterError for a prompt that cannot be served."""
+        if isinstance(prompt, str) and not is_text(prompt):
+            raise PromptError("prompt: it holds half a surrogate pair; text that UTF-8 can write is needed")
+        tokens: list[Any] = self._tokenizer.encode(prompt) if isinstance(prompt, str) else [plain(t) for t in prompt]
+        if not tokens:
+            raise PromptError("prompt: it is empty; at least one token is needed")
+        context, vocab_size = self._model.config.context, self._model.config.vocab_size
+        if len(tokens) >= context:
+            raise PromptError(f"prompt: {len(tokens)} tokens; the model's context allows {context - 1} and one to come")
+        for token in tokens:
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+                raise ParameterError("prompt", token, f"token ids 0 to {vocab_size - 1}")
+        return tokens

@@ -33,8 +33,7 @@ MANIFEST, LOCK = "manifest.json", "lock"
 DAMAGED = f"{MANIFEST}.damaged"
 _OBJECT = ".kv"
 _NEW_MANIFEST = MANIFEST + UNFINISHED
-#: Names that a directory without a manifest may hold.
-_BEFORE_MANIFEST = {LOCK, _NEW_MANIFEST, DAMAGED}
+_BEFORE_MANIFEST = {LOCK, _NEW_MANIFEST, DAMAGED}  # names that a directory without a manifest may hold
 #: All of ours beside objects. The lock is last: a directory without one may be taken.
 _NAMES = (_NEW_MANIFEST, DAMAGED, MANIFEST, LOCK)
 #: A lock's content.

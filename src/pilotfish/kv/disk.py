@@ -18,12 +18,9 @@ from pilotfish.errors import ParameterError
 from pilotfish.kv.directory import found_files, object_path, own_for, refusing
 from pilotfish.kv.objects import Damage, KVObject, ObjectFormat
 
-#: Seconds without writes after one failed.
-REST = 30.0
-#: The disk is full by others' files: making room of our own may help.
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-#: Resources that this process lacks: no fault of the file.
-_OUR_LACK = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+REST = 30.0  # seconds without writes after one failed
+_FULL = {errno.ENOSPC, errno.EDQUOT}  # the disk is full by others' files: making room of our own may help
+_OUR_LACK = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # resources that this process lacks: no fault of the file
 
 
 @dataclass
@@ -31,8 +28,7 @@ class DiskCounts:
     writes: int = 0
     evictions: int = 0
     damaged: dict[Damage, int] = field(default_factory=lambda: dict.fromkeys(Damage, 0))
-    failed_reads: int = 0  # refused by the system, like the next
-    failed_writes: int = 0  # and removals
+    failed: int = 0  # reads, writes and removals that the system refused
 
 
 class DiskStore:
@@ -86,7 +82,7 @@ class DiskStore:
             self._forget(key)
             return None
         except (OSError, MemoryError) as error:
-            self.counts.failed_reads += 1
+            self.counts.failed += 1
             if isinstance(error, OSError) and error.errno not in _OUR_LACK:
                 self._remove(key)
             return None
@@ -117,7 +113,7 @@ class DiskStore:
                 self._write(kv)
                 return True
             except OSError as error:
-                self.counts.failed_writes += 1
+                self.counts.failed += 1
                 self._rest(self.bytes_used if again and error.errno in _FULL else 0)
         return False
 
@@ -160,7 +156,7 @@ class DiskStore:
             self._forget(key)
             return False
         except OSError:  # a file that can be read, on a disk that cannot be written
-            self.counts.failed_writes += 1
+            self.counts.failed += 1
         with self._lock:
             self._keys.move_to_end(key)
         return True
@@ -169,7 +165,7 @@ class DiskStore:
         try:
             object_path(self._directory, key).unlink(missing_ok=True)
         except OSError:
-            self.counts.failed_writes += 1
+            self.counts.failed += 1
             with self._lock:
                 self._stuck.add(key)
         self._forget(key)

@@ -4,8 +4,6 @@ A read may see any moment, and a failed transfer may have written anything: so t
 every wait has a deadline, and memory that a transfer may still write to is used for nothing else. Nothing of NIXL's
 that unpickles is used, nor its notifications."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import secrets
@@ -19,16 +17,14 @@ from pilotfish.core.peers.fields import MAX_FRAME
 from pilotfish.core.prefilling.prefill_messages import RemoteMemory
 from pilotfish.core.prefilling.segments import SegmentReference
 from pilotfish.errors import EngineError, SegmentError
-from pilotfish.kv.arena import Arena, ArenaPlan, Bytes
-from pilotfish.kv.readers import check_content, check_epoch
+from pilotfish.kv.arena import Arena, ArenaPlan, Bytes, check_content, check_epoch
 
-#: Seconds that a transfer may take.
-DEADLINE = 2.0
+DEADLINE = 2.0  # seconds that a transfer may take
 #: Seconds between two looks at a transfer.
 PAUSE = 20e-6
 EPOCH_BYTES = 8
 #: Readers that were closed while a transfer was on its way, which may still write to their memory.
-_unfinished: list[NixlReader] = []
+_unfinished: "list[NixlReader]" = []
 
 
 def nixl_installed() -> bool:
@@ -75,6 +71,7 @@ class NixlReader:
             raise OSError(f"nixl: {error}") from error
 
     def read(self, reference: SegmentReference) -> Bytes:
+        """As SharedMemoryReader's; SegmentError also where it cannot be had in time."""
         self._plan.check(reference)
         data = self._data[: reference.size]
         self._transfer(self._plan.place_at(reference.place), data)

@@ -14,8 +14,6 @@
 A file is written below another name and then renamed, so below its own name it is whole. It is not flushed to the
 device: whatever a power failure leaves there is found by its checksums."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
@@ -55,7 +53,7 @@ class KVObject:
     checksum: int
 
     @classmethod
-    def of(cls, key: Key, tokens: Sequence[int] | NDArray[np.integer], data: NDArray[np.uint8]) -> KVObject:
+    def of(cls, key: Key, tokens: Sequence[int] | NDArray[np.integer], data: NDArray[np.uint8]) -> "KVObject":
         """`data` is kept, not copied."""
         ids = np.array(tokens, np.uint32)
         return cls(key, ids, data, checksum(key, ids, data))

@@ -31,18 +31,13 @@ from pilotfish.kv.objects import Damage, KVObject
 
 #: Objects that wait to be saved, and bytes of those that wait for the disk; more are given up.
 MAX_SAVING, MAX_UNWRITTEN = 256, 256 << 20
-#: Seconds after which a call of the disk counts as hung.
-STUCK = 1.0
+STUCK = 1.0  # seconds after which a call of the disk counts as hung
 #: A load ends after so many times the seconds that computing would take, but not before `LEAST`.
 PATIENCE, LEAST = 2.0, 0.1
-#: Seconds after which a disk that was too slow to be used is measured again.
-STALE = 10.0
-#: Seconds that `wait` waits.
-WAIT = 0.002
-#: Share that the last one has in the mean seconds of a kind.
-RATE = 0.2
-#: Seconds that closing may take.
-FLUSH = 10.0
+STALE = 10.0  # seconds after which a disk that was too slow to be used is measured again
+WAIT = 0.002  # seconds that `wait` waits
+RATE = 0.2  # share that the last one has in the mean seconds of a kind
+FLUSH = 10.0  # seconds that closing may take
 
 
 class SlotCopier(Protocol):
@@ -345,8 +340,7 @@ class KVTiers:
             damaged = {str(reason): count for reason, count in disk.counts.damaged.items()}
             damaged[Damage.CHECKSUM] += 0 if host.most else counts.damaged  # before it was written
             saved, evicted = disk.counts.writes * size, disk.counts.evictions * OBJECT_TOKENS
-            failed = disk.counts.failed_reads + disk.counts.failed_writes
-            tiers.append(TierUse(DISK, disk.bytes_used, disk.capacity, saved, evicted, damaged, failed))
+            tiers.append(TierUse(DISK, disk.bytes_used, disk.capacity, saved, evicted, damaged, disk.counts.failed))
         return tiers
 
     # -- the end

@@ -10,8 +10,7 @@ from pilotfish.errors import ParameterError
 from pilotfish.kv.directory import FoundFile, OwnedDirectory, found_files, owner, read_manifest, refusing, remove_rest
 from pilotfish.kv.objects import FORMAT_VERSION, Damage, ObjectFormat
 
-#: The commands' argument, as errors name it.
-FIELD = "directory"
+FIELD = "directory"  # the commands' argument, as errors name it
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,19 @@
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
@@ -18,10 +24,10 @@ from pilotfish.server.auth import Keyring
 from pilotfish.server.bodies.client_texts import plain_texts
 from pilotfish.server.bodies.reading import UNTOLD, tells_of_tools
 from pilotfish.server.limits import Admission, RequestGuard
-from pilotfish.server.observe.draft_pools import draft_revisions
-from pilotfish.server.observe.fleet_metrics import FleetMetrics
+from pilotfish.server.middleware import RequestMiddleware, on_routing_error
+from pilotfish.server.observe.fleet_metrics import FleetMetrics, draft_revisions
 from pilotfish.server.observe.metrics import ServerMetrics
-from pilotfish.server.routes import VERSION, make_app
+from pilotfish.server.routes import VERSION, Api
 from pilotfish.server.traffic.canary import Canary
 from pilotfish.server.traffic.capture import start_capture
 from pilotfish.server.traffic.cascade import Cascade, cascade_setup
@@ -34,6 +40,18 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at the engine.
 PERIOD = 0.1
+FOLDER = Path(__file__).parent / "playground"
+#: Same origin, no inline script, nothing from elsewhere.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+PAGE_HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # ask each time; the tag makes that cheap
+}
 
 
 @dataclass(frozen=True)
@@ -138,7 +156,7 @@ def apply_overrides(engine: AsyncEngine, config: ServerConfig) -> None:
         plain_texts(engine.tokenizer)
 
 
-def start_tracing(endpoint: str | None, model_name: str) -> Tracer | None:
+def start_tracing(endpoint: str | None, model_name: str) -> "Tracer | None":
     """None without an endpoint: then OpenTelemetry is not imported."""
     if endpoint is None:
         return None
@@ -160,3 +178,53 @@ def traces_url(endpoint: str) -> str:
     if not named:
         raise ParameterError("otlp_traces_endpoint", endpoint, allowed)
     return endpoint if parts.path.strip("/") else parts._replace(path="/v1/traces").geturl()
+
+
+def make_app(engine: AsyncEngine, config: ServerConfig, guard: RequestGuard, cascade: Cascade | None) -> Starlette:
+    api = Api(engine, config, guard, cascade)
+    routes = [
+        Route("/v1/completions", api.completions, methods=["POST"]),
+        Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
+        Route("/v1/messages", api.messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", api.count_tokens, methods=["POST"]),
+        Route("/v1/responses", api.responses, methods=["POST"]),
+        Route("/v1/responses/input_tokens", api.response_tokens, methods=["POST"]),
+        Route("/tokenize", api.tokenize, methods=["POST"]),
+        Route("/detokenize", api.detokenize, methods=["POST"]),
+        Route("/v1/feedback", api.feedback, methods=["GET", "POST"]),
+        Route("/v1/drafts", api.drafts),
+        Route("/v1/rollout", api.rollout),
+        Route("/v1/rollout/reload", api.rollout_reload, methods=["POST"]),
+        Route("/v1/rollout/statistics", api.rollout_statistics),
+        Route("/v1/models", api.models),
+        Route("/v1/models/{name:path}", api.model),
+        Route("/health", api.health),
+        Route("/ready", api.ready),
+        Route("/version", api.version),
+    ]
+    paths = {route.endpoint: route.path for route in routes}
+    for route in routes:
+        route.methods = route.methods and route.methods - {"HEAD"}
+    app = Starlette(
+        routes=[*routes, Route("/openapi.json", api.openapi), Route("/metrics", api.metrics), *page_routes()],
+        middleware=[Middleware(RequestMiddleware, metrics=guard.metrics, paths=paths, strict=config.strict)],
+        exception_handlers={HTTPException: on_routing_error},
+    )
+    app.router.redirect_slashes = False  # to where, the client would say
+    return app
+
+
+class _PageFiles(StaticFiles):
+    def file_response(self, *arguments: Any, **options: Any) -> Response:
+        response = super().file_response(*arguments, **options)
+        response.headers.update(PAGE_HEADERS)
+        return response
+
+
+def page_routes() -> list[BaseRoute]:
+    files = _PageFiles(directory=FOLDER)
+
+    async def page(request: Request) -> Response:
+        return await files.get_response("index.html", request.scope)
+
+    return [Route("/", page), Mount("/playground", files)]

@@ -7,10 +7,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from pilotfish.server.http_errors import HttpError, encode
 
-#: Bytes of a request that are no body: its line, headers and trailers.
-MAX_HEAD = 64 << 10
-#: Bytes around each byte of a body: in the worst case it is a chunk of its own.
-FRAMING = 8
+MAX_HEAD = 64 << 10  # bytes of a request that are no body: its line, headers and trailers
+FRAMING = 8  # bytes around each byte of a body: in the worst case it is a chunk of its own
 
 
 class ConnectionProtocol(HttpToolsProtocol):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import logging
 import math
 import re
@@ -17,8 +15,7 @@ CLIENT_GONE = 499  # nginx's; only logs show it
 MAX_LINE = 400
 MAX_RETRY = 60  # seconds: an estimate further ahead is none
 
-#: Paths of Anthropic's API begin so.
-MESSAGES = "/v1/messages"
+MESSAGES = "/v1/messages"  # paths of Anthropic's API begin so
 #: Anthropic's status of a server that cannot serve now, and its names of errors.
 OVERLOADED = 529
 MESSAGE_KINDS = {
@@ -62,7 +59,7 @@ class HttpError(Exception):
         kind = MESSAGE_KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": str(self)}, "request_id": request_id}
 
-    def renamed(self, names: FieldNames) -> HttpError:
+    def renamed(self, names: FieldNames) -> "HttpError":
         """The same error, about the fields of the body that became the chat. A message begins with the field."""
         if not names:
             return self

@@ -34,8 +34,7 @@ if TYPE_CHECKING:  # OpenTelemetry is imported only where requests are traced
     from pilotfish.server.observe.tracing import Tracer
 
 TAG_HEADER = "x-request-tag"
-#: Rounding error in a bucket's level: an amount that exceeds it by less is there.
-ROUNDING = 1e-6
+ROUNDING = 1e-6  # rounding error in a bucket's level: an amount that exceeds it by less is there
 
 
 class TokenBucket:

@@ -27,8 +27,7 @@ logger = logging.getLogger(__name__)
 
 #: Errors of bind(2) for which the port is to blame, not the host.
 PORT_ERRORS = (errno.EADDRINUSE, errno.EACCES)
-#: Seconds that connections have to close once nothing is served any more.
-CLOSING = 5
+CLOSING = 5  # seconds that connections have to close once nothing is served any more
 
 
 def run_server(setup: ServerSetup, ready: Callable[[str], None]) -> None:

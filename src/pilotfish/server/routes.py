@@ -10,12 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from pilotfish.config.server import ServerConfig
 from pilotfish.engine.targets.async_engine import AsyncEngine
@@ -25,11 +21,9 @@ from pilotfish.logs import log_prompt, prompts_are_logged
 from pilotfish.operate.outcome import script_of
 from pilotfish.printable import short
 from pilotfish.prompts import marks_turns
-from pilotfish.server.answers.chat_format import ChatFormat
-from pilotfish.server.answers.formats import AnswerFormat
-from pilotfish.server.answers.logprobs import TokenNames, token_text
+from pilotfish.server.answers.formats import AnswerFormat, TokenNames, token_text
+from pilotfish.server.answers.openai_formats import ChatFormat, TextFormat
 from pilotfish.server.answers.stream import GenerationResponse
-from pilotfish.server.answers.text_format import TextFormat
 from pilotfish.server.auth import Caller
 from pilotfish.server.bodies import params, requests
 from pilotfish.server.bodies.client_texts import ClientTexts, plain_texts
@@ -43,9 +37,8 @@ from pilotfish.server.limits import RequestGuard, request_tag
 from pilotfish.server.messages.message_body import CountTokensRequest, MessagesRequest
 from pilotfish.server.messages.message_chat import chat_of
 from pilotfish.server.messages.message_format import MessageFormat
-from pilotfish.server.middleware import RequestMiddleware, ignored_of, on_routing_error, state_of
-from pilotfish.server.observe.draft_pools import draft_revisions, pools_of
-from pilotfish.server.page_routes import page_routes
+from pilotfish.server.middleware import ignored_of, state_of
+from pilotfish.server.observe.fleet_metrics import draft_revisions, pools_of
 from pilotfish.server.responses import response_chat
 from pilotfish.server.responses.response_body import ResponsesRequest
 from pilotfish.server.responses.response_format import ResponseFormat
@@ -56,8 +49,7 @@ VERSION = version("pilotfish")
 OPENAPI = msgspec.json.format(Path(__file__).with_name("openapi.json").read_bytes(), indent=-1)
 #: Header that groups requests into a session, for clients whose bodies do not.
 SESSION_HEADER = "x-session-id"
-#: Last tokens of a prompt by which its script is determined.
-SCRIPT_TOKENS = 64
+SCRIPT_TOKENS = 64  # last tokens of a prompt by which its script is determined
 #: What Codex is told of any model, and of the efforts of one that knows them.
 CODEX: dict[str, Any] = tomllib.loads(Path(__file__).with_name("codex.toml").read_text("utf-8"))
 
@@ -346,40 +338,3 @@ class Api:
 
 def json(answer: Any, status: int = 200) -> Response:
     return Response(encode(answer), status, media_type="application/json")
-
-
-# -- the application
-
-
-def make_app(engine: AsyncEngine, config: ServerConfig, guard: RequestGuard, cascade: Cascade | None) -> Starlette:
-    api = Api(engine, config, guard, cascade)
-    routes = [
-        Route("/v1/completions", api.completions, methods=["POST"]),
-        Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
-        Route("/v1/messages", api.messages, methods=["POST"]),
-        Route("/v1/messages/count_tokens", api.count_tokens, methods=["POST"]),
-        Route("/v1/responses", api.responses, methods=["POST"]),
-        Route("/v1/responses/input_tokens", api.response_tokens, methods=["POST"]),
-        Route("/tokenize", api.tokenize, methods=["POST"]),
-        Route("/detokenize", api.detokenize, methods=["POST"]),
-        Route("/v1/feedback", api.feedback, methods=["GET", "POST"]),
-        Route("/v1/drafts", api.drafts),
-        Route("/v1/rollout", api.rollout),
-        Route("/v1/rollout/reload", api.rollout_reload, methods=["POST"]),
-        Route("/v1/rollout/statistics", api.rollout_statistics),
-        Route("/v1/models", api.models),
-        Route("/v1/models/{name:path}", api.model),
-        Route("/health", api.health),
-        Route("/ready", api.ready),
-        Route("/version", api.version),
-    ]
-    paths = {route.endpoint: route.path for route in routes}
-    for route in routes:
-        route.methods = route.methods and route.methods - {"HEAD"}
-    app = Starlette(
-        routes=[*routes, Route("/openapi.json", api.openapi), Route("/metrics", api.metrics), *page_routes()],
-        middleware=[Middleware(RequestMiddleware, metrics=guard.metrics, paths=paths, strict=config.strict)],
-        exception_handlers={HTTPException: on_routing_error},
-    )
-    app.router.redirect_slashes = False  # to where, the client would say
-    return app

@@ -6,10 +6,8 @@ from typing import NamedTuple
 
 ROOT = 0
 NONE = -1
-#: Occurrences are counted up to here, so a state is counted up at most so often.
-MAX_COUNT = 64
-#: A context that more tokens followed is passed over: it predicts little and would cost much.
-MAX_FOLLOWERS = 128
+MAX_COUNT = 64  # occurrences are counted up to here, so a state is counted up at most so often
+MAX_FOLLOWERS = 128  # a context that more tokens followed is passed over: it predicts little and would cost much
 
 
 class Match(NamedTuple):

@@ -1,7 +1,5 @@
 """The draft worker: a socket, a clock and a model around the draft's machine (core/drafting/draft_machine.py)."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import deque
@@ -35,8 +33,7 @@ if TYPE_CHECKING:  # imports transformers
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after which the remaining frames wait for the next level.
-HANDLING = 0.01
+HANDLING = 0.01  # seconds after which the remaining frames wait for the next level
 #: Bytes of a frame beside the tokens of a sequence as long as the draft's context (5 bytes each at most): a constraint
 #: in UTF-8, and the rest.
 FRAME_BASE = 4 * MAX_LENGTH + (1 << 20)
@@ -45,7 +42,7 @@ FRAME_BASE = 4 * MAX_LENGTH + (1 << 20)
 @dataclass(eq=False)
 class DraftWorker:
     machine: DraftMachine
-    grower: Grower
+    grower: "Grower"
     channel: Channel
     clock: Callable[[], float] = time.perf_counter
     ended: Callable[[], None] = lambda: None  # called when it has
@@ -117,7 +114,7 @@ class DraftWorker:
         self.machine.notices.clear()
 
     def _record(self, level: Sequence[LevelPart], added: Sequence[NewNodes], began: float, ended: float) -> None:
-        used, wasted = self.machine.counts.used, self.machine.wasted
+        used, wasted = self.machine.used, self.machine.wasted
         self.observe(
             LevelRecord(
                 began,
@@ -138,7 +135,7 @@ class Grower:
     executor: Executor
     table: SessionTable
     children: int  # that each leaf gets
-    pacer: Pacer | None = None  # holds back each level
+    pacer: "Pacer | None" = None  # holds back each level
     masks: MaskMaker = masks_when_asked
 
     def grow(self, level: Sequence[LevelPart]) -> list[NewNodes]:
@@ -165,7 +162,7 @@ class Grower:
             first += len(part.leaves)
         return masks_of(list(groups.values())) if groups else None
 
-    def _group(self, vocabulary: MappedVocabulary | None) -> MaskedGroup:
+    def _group(self, vocabulary: MappedVocabulary | None) -> "MaskedGroup":
         if vocabulary is None:
             return MaskedGroup(self.masks, self.executor.vocab_size)
         return MaskedGroup(vocabulary.masks, vocabulary.map.size)

@@ -1,7 +1,5 @@
 """A draft model in the target's process, which grows trees when the target asks."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,8 +25,7 @@ from pilotfish.workers.draft import Grower
 if TYPE_CHECKING:  # imports transformers
     from pilotfish.model.pacer import Pacer
 
-#: Rows of a prompt that one forward takes.
-CHUNK = 256
+CHUNK = 256  # rows of a prompt that one forward takes
 
 
 class LMDrafter(Drafter):
@@ -45,7 +42,7 @@ class LMDrafter(Drafter):
         children: int = 4,
         clock: Callable[[], float] = time.perf_counter,
         unshared: frozenset[int] = frozenset(),
-        pacer: Pacer | None = None,
+        pacer: "Pacer | None" = None,
         prefix_cache: bool = True,
         grammars: GrammarSource = no_grammars,
         masks: MaskMaker = masks_when_asked,
@@ -169,7 +166,7 @@ class BestNodes:
     floors: list[float]  # [sessions]: a node that is no better has no child among them
 
     @classmethod
-    def of(cls, sessions: Sequence[DraftSession], limits: DraftLimits) -> BestNodes:
+    def of(cls, sessions: Sequence[DraftSession], limits: DraftLimits) -> "BestNodes":
         trees = [session.tree for session in sessions]
         scores = [[tree.score(node) for node in tree.likeliest(limits.nodes)] for tree in trees]
         best = sorted(chain.from_iterable(scores), reverse=True)[: limits.total]

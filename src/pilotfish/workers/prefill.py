@@ -21,17 +21,15 @@ from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.scheduling.step import Step
 from pilotfish.core.trees.tree import Forest, Guesses
 from pilotfish.kv.lanes import drained
-from pilotfish.workers.export import Export, Exporter
+from pilotfish.workers.export import Export, Exporter, SharedMachine
 from pilotfish.workers.records import PrefillRecord
-from pilotfish.workers.shared import SharedMachine
 
 logger = logging.getLogger(__name__)
 
 #: Seconds that a forward may take, by measurement: an order that has ended is computed no longer than that. Rows that
 #: it has all the same if that many are wanted, and before anything is measured.
 LONGEST, LEAST_ROWS, FIRST_ROWS = 0.5, 128, 256
-#: Seconds that the loop sleeps at most where nothing is to be done.
-IDLE = 1.0
+IDLE = 1.0  # seconds that the loop sleeps at most where nothing is to be done
 #: An order samples one token, which is not used: it ends the request.
 ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 

@@ -13,16 +13,12 @@ from pilotfish.core.scheduling.request import FinishReason, Request
 from pilotfish.core.trees.tree import ROOT, SUFFIX, Guesses
 from pilotfish.workers.automaton import Context, Match, SuffixAutomaton
 
-#: Salts remembered at a time.
-MAX_TENANTS = 1024
-#: Tokens that a match in past responses is searched for.
-MAX_MATCH = 32
-#: Tokens of the prompt's end that are remembered before a response, so that its first token has a context.
-LEAD = 4
+MAX_TENANTS = 1024  # salts remembered at a time
+MAX_MATCH = 32  # tokens that a match in past responses is searched for
+LEAD = 4  # tokens of the prompt's end that are remembered before a response, so that its first token has a context
 #: Contexts of one automaton that a guess is made from. A third made none better (same text as PRIOR).
 MAX_CONTEXTS = 2
-#: Children that a node gets, at most.
-CHILDREN = 4
+CHILDREN = 4  # children that a node gets, at most
 #: log of the least chance that is worth a row: sixteen rows cost about a tenth more than one.
 MIN_SCORE = math.log(0.01)
 #: Occurrences that the next shorter context weighs beside a context of one token; n tokens divide it by n. Calibrated:

@@ -134,14 +134,7 @@ class TargetWorker:
     def conclude(self, done: CommittedStep) -> list[RequestCommit]:
         begun, commits, drafting = done.begun, done.commits, done.begun.drafted - done.begun.planned
         begun_at = begun.began, begun.planned, begun.drafted, begun.scheduled
-        moments = (
-            done.before,
-            *begun_at,
-            done.prepared,
-            done.computed,
-            done.verified,
-            done.ended,
-        )
+        moments = (done.before, *begun_at, done.prepared, done.computed, done.verified, done.ended)
         self.last_step = StepRecord(*moments, **_counts(begun.step, commits), offered=begun.offered, hits=done.hits)
         self.observe(self.last_step)
         spent = StepTime(begun.load, begun.limits, drafting, done.ended - begun.began - drafting)

@@ -6,30 +6,87 @@
 Nothing of it is verified and it gets no row: its owner calls `turn` beside the step loop. It has no socket, clock or
 lock: time is an argument, and a remote draft is told through the drafter."""
 
+import hashlib
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from msgspec import Struct, field
 
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting.drafter import CombinedDrafter, Drafter, DraftLimits
-from pilotfish.core.drafting.shadow import ShadowScore, ShadowTally, in_share, known_tokens
 from pilotfish.core.sampling.constraint import GrammarSource, PendingGrammar, no_grammars
 from pilotfish.core.scheduling.budget import Budget
 from pilotfish.core.scheduling.calibration import RecentMean, RecentRate, StepCosts
 from pilotfish.core.scheduling.executor import Executor, ForwardSeconds, Outcome
 from pilotfish.core.scheduling.request import FinishReason, Request
 from pilotfish.core.scheduling.scheduler import Scheduler
-from pilotfish.core.scheduling.step import RequestCommit
-from pilotfish.core.trees.tree import Guesses
+from pilotfish.core.scheduling.step import RequestCommit, Step
+from pilotfish.core.trees.tree import NO_TOKEN, Guesses, Ints
 from pilotfish.workers.records import StepRecord
 from pilotfish.workers.target import BegunStep, TargetWorker
 
+DEPTHS = 8  # depths that are told apart; nodes below the last of them are in the sums alone
+
+
+def in_share(request: int, share: float) -> bool:
+    """Whether the id is in a sample of all requests, the same for everybody."""
+    digest = hashlib.blake2b(request.to_bytes(8), digest_size=8, person=b"pilotfish shadow").digest()
+    return int.from_bytes(digest) < share * 2.0**64
+
+
+def known_tokens(step: Step, known: Mapping[int, Sequence[int]]) -> Ints:
+    """The target's token after each root and node of a step, by its requests' `known` tokens (by id); NO_TOKEN
+    beyond an end. Below a wrong guess it is the one after the right guess, which no walk reaches. [step.num_samples]"""
+    depths, given = step.forest.nodes.depths.tolist(), list[int]()
+    for request, (first, end) in zip(step.requests, pairwise(step.forest.starts.tolist()), strict=True):
+        tokens, base = known[request.id], len(request.tokens)
+        places = (base, *(base + depth for depth in depths[first:end]))
+        given += [tokens[place] if place < len(tokens) else NO_TOKEN for place in places]
+    return np.array(given, np.int64)
+
+
+class ShadowScore(Struct):
+    """Sums over all requests that a shadow was told of. Steps are counted per sequence."""
+
+    requests: int = 0  # begun
+    steps: int = 0
+    trees: int = 0
+    late: int = 0  # steps for which the shadow had no node below the root
+    accepted: int = 0  # nodes
+    tokens: int = 0
+    hits: int = 0  # steps whose tokens, the bonus token too, were in a tree that lives on
+    #: Trees so deep whose path was accepted up to the depth before, and of them those accepted at this depth.
+    tried_by_depth: list[int] = field(default_factory=lambda: [0] * DEPTHS)
+    accepted_by_depth: list[int] = field(default_factory=lambda: [0] * DEPTHS)
+    tokens_per_second: float = 0.0  # of a sequence that decodes, among as many as did live; 0: not known yet
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.tokens / self.steps if self.steps else 0.0
+
+    def add(self, commits: Sequence[RequestCommit], hits: int) -> None:
+        self.hits += hits
+        for commit in commits:
+            if commit.tokens:
+                self.steps += 1
+                self.tokens += len(commit.tokens)
+                self.accepted += commit.accepted
+            if commit.nodes:
+                self.trees += 1
+                for depth in range(min(commit.depth, DEPTHS)):
+                    self.tried_by_depth[depth] += commit.accepted >= depth
+                    self.accepted_by_depth[depth] += commit.accepted > depth
+
+
 #: Steps, and requests that have ended, that wait to be taken in; the oldest give way.
 MAX_STEPS, MAX_ENDED = 1 << 12, 1 << 10
-#: Tokens of requests that wait to be followed; later ones are left out.
-MAX_WAITING = 1 << 19
+MAX_WAITING = 1 << 19  # tokens of requests that wait to be followed; later ones are left out
 
 
 class LiveSteps:
@@ -90,6 +147,19 @@ class ShadowSetup:
 
 
 class ShadowMachine:
+    """Scores a draft that guesses beside the live one, or where there is none.
+
+    No draft changes a token. So once a request has ended, the commit of a step over any tree is known, and a shadow can
+    be told of the request then, at the steps that would have been its own:
+
+        live     ├── 1 ──┼── 2 ──┼── 1 ──┼── 1 ──┼── 1 ──┤ ended
+        shadow                                             Open ├── 1 ──┼── 3 ──┼── 2 ──┤  tokens that a step commits
+                                                                its tree as of each step's beginning, late or not
+
+    At the live steps' rhythm its trees would be deeper than they would be live: up to 140 % too many tokens a step in
+    simulations where a level takes half of a step; here about 1 % (docs/shadow.md). Each step takes as long as live
+    steps of as many rows, plus the longer work of its own loop for the trees."""
+
     def __init__(
         self,
         executor: Executor,
@@ -104,12 +174,12 @@ class ShadowMachine:
         """Of `executor` only the vocabulary is used. `drafter` is scored; those `beside` it guess too."""
         self.score = ShadowScore()  # another record after each step: any thread may read it
         self._share, self._live, self._grammars, self._cpu = setup.share, live, grammars, cpu_seconds
-        self._tally = ShadowTally()
+        self._sums, self._speed = ShadowScore(), RecentRate()  # of a sequence
         self._time = 0.0  # of would-be steps: it stands still between them
         pool = SlotPool(setup.slots, setup.window)
         cache = PrefixCache(pool) if setup.prefix_cache else None
         scheduler = Scheduler(pool, setup.max_rows, setup.max_requests, cache)
-        drafters = CombinedDrafter([_LateDrafter(drafter, self._tally), *beside])
+        drafters = CombinedDrafter([_LateDrafter(drafter, self._sums), *beside])
         self._worker = TargetWorker(executor, scheduler, drafters, budget, lambda: self._time)
         self._ended: deque[Request] = deque(maxlen=MAX_ENDED)
         self._waiting: deque[_EndedRequest] = deque()
@@ -158,7 +228,7 @@ class ShadowMachine:
             self._waiting_tokens -= len(ended.request.tokens)
             if (request := ended.from_beginning()) is not None:
                 self._known[request.id] = ended.request.tokens
-                self._tally.sums.requests += 1
+                self._sums.requests += 1
                 self._worker.scheduler.add(request)
 
     def _begin(self, now: float) -> float:
@@ -182,10 +252,11 @@ class ShadowMachine:
         self._loop.add(self._beginning + self._cpu() - began)
         step = self._worker.last_step
         assert step is not None  # it has just ended
-        self._tally.add(commits, step.hits)
+        self._sums.add(commits, step.hits)
         if decodes(step) and step.sequences >= self._live.sequences:
-            self._tally.speed.add(step.committed, step.sequences * self._seconds)
-        self.score = self._tally.score()
+            self._speed.add(step.committed, step.sequences * self._seconds)
+        self._sums.tokens_per_second = self._speed.value
+        self.score = deepcopy(self._sums)
         for commit in commits:
             self._forget_ended(commit)
 
@@ -215,11 +286,11 @@ class _EndedRequest:
 
 
 class _LateDrafter(CombinedDrafter):
-    def __init__(self, drafter: Drafter, tally: ShadowTally) -> None:
+    def __init__(self, drafter: Drafter, sums: ShadowScore) -> None:
         super().__init__([drafter])
-        self._tally = tally
+        self._sums = sums
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
         trees = super().propose(requests, limits)
-        self._tally.sums.late += sum(not len(tree) for tree in trees)
+        self._sums.late += sum(not len(tree) for tree in trees)
         return trees

@@ -19,7 +19,7 @@ from pilotfish import LLM, SamplingParams
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafting.drafter import Drafter, NoDrafter
 from pilotfish.core.scheduling.executor import SequenceRows
-from pilotfish.engine.drafts import draft_backends
+from pilotfish.engine.drafts import draft_pool
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model.batch import Buckets
@@ -192,7 +192,7 @@ def test_options(capfd: pytest.CaptureFixture[str], options: tuple[str, ...], wo
 def test_an_engine_that_is_not_installed(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, backend: str, extra: str
 ) -> None:
-    monkeypatch.setattr(draft_backends, "find_spec", lambda _: None)
+    monkeypatch.setattr(draft_pool, "find_spec", lambda _: None)
     line = refused(capfd, "--pair", "pycode", "--backend", backend)
     assert f"backend: {backend} needs" in line and f"pip install 'pilotfish[{extra}]'" in line
 

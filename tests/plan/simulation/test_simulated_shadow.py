@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from sizes import sized
 
 from pilotfish.core.drafting.messages import ToDraft, ToTarget
-from pilotfish.core.drafting.shadow import DEPTHS, ShadowScore, in_share
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.scheduling.step import RequestCommit
@@ -19,9 +18,10 @@ from pilotfish.plan.simulation.models import Cost, Replay
 from pilotfish.plan.simulation.run import TICK, SimulatedRun, Simulation, simulate
 from pilotfish.plan.simulation.setup import MAX_ROWS, Mode, Setup, Speculation, closed_load
 from pilotfish.plan.simulation.target import VirtualTarget, budget_over, costs_of
+from pilotfish.workers import target_shadow
 from pilotfish.workers.ngram import NgramDrafter
 from pilotfish.workers.records import StepRecord
-from pilotfish.workers.target_shadow import LiveSteps, ShadowMachine, ShadowSetup, decodes
+from pilotfish.workers.target_shadow import LiveSteps, ShadowMachine, ShadowScore, ShadowSetup
 
 TRACE = drawn_acceptance(0.7, sequences=6, prompt=16, output=64)
 #: Of levels, where a step takes 10 ms: two, six and four of them in a step; and how many sequences there are.
@@ -129,7 +129,7 @@ def beside_nothing(draft: float, at_a_time: int, **more: float) -> ShadowScore:
 
 def speed(steps: list[StepRecord], at_a_time: int) -> float:
     """Tokens a second of a sequence, while so many decode."""
-    full = [step for step in steps if decodes(step) and step.sequences == at_a_time]
+    full = [step for step in steps if target_shadow.decodes(step) and step.sequences == at_a_time]
     return sum(step.committed for step in full) / sum(step.sequences * (step.ended - step.began) for step in full)
 
 
@@ -177,7 +177,7 @@ def test_it_counts_every_token_of_the_requests_that_it_follows() -> None:
     assert score.late + score.trees == score.steps  # nothing guesses beside it
     assert score.hits < score.steps
     tried, accepted = score.tried_by_depth, score.accepted_by_depth
-    assert len(tried) == DEPTHS == outcome.DEPTHS and tried[0] == score.trees
+    assert len(tried) == target_shadow.DEPTHS == outcome.DEPTHS and tried[0] == score.trees
     assert all(0 <= a <= t for a, t in zip(accepted, tried, strict=True)) and sum(accepted) <= score.accepted
     assert all(deeper <= above for deeper, above in zip(tried[1:], accepted, strict=False))
 
@@ -185,7 +185,7 @@ def test_it_counts_every_token_of_the_requests_that_it_follows() -> None:
 def test_a_sample_of_requests_is_the_same_whenever_it_is_asked_for() -> None:
     share = 0.4
     score = beside_nothing(0.0024, 1, share=share)
-    chosen = [number for number in range(REQUESTS) if in_share(number, share)]
+    chosen = [number for number in range(REQUESTS) if target_shadow.in_share(number, share)]
     assert 0 < len(chosen) < REQUESTS
     assert (score.requests, score.tokens) == (len(chosen), len(chosen) * OUTPUT)
 

@@ -12,10 +12,8 @@ from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting import messages
 from pilotfish.core.drafting.draft_machine import DraftMachine
 from pilotfish.core.drafting.draft_sessions import DraftSession, SessionKey, SessionTable
-from pilotfish.core.features.feature_intake import COUNTING, FeatureNeed
-from pilotfish.core.features.feature_rows import FEATURE_TYPES, coded
-from pilotfish.core.features.feature_sending import FEATURE_DROPS, FeaturePiece, frames_of
-from pilotfish.core.features.features import Features
+from pilotfish.core.features.feature_frames import COUNTING, FEATURE_DROPS, FeatureNeed, FeaturePiece, frames_of
+from pilotfish.core.features.features import FEATURE_TYPES, Features, coded
 from pilotfish.core.peers.fields import Peer
 
 WIDTH, SLOTS = 4, 40

@@ -38,9 +38,8 @@ from pilotfish.model.feature_tap import FeatureTap
 from pilotfish.model.kv_copy import copier_of, layout_of
 from pilotfish.model.loading.loader import load_model
 from pilotfish.wire.channel import Received, decode_from_prefill, encode
-from pilotfish.workers.export import Exporter
+from pilotfish.workers.export import Exporter, SharedMachine
 from pilotfish.workers.prefill import PrefillWorker
-from pilotfish.workers.shared import SharedMachine
 
 LEASE = 10.0
 FACTS = {"model": "llama", "weights": "0a1b"}

@@ -23,8 +23,8 @@ from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.feature_tap import FeatureTap
 from pilotfish.model.loading.loader import load_model
 from pilotfish.wire.channel import Received
+from pilotfish.workers import export
 from pilotfish.workers import prefill as worker
-from pilotfish.workers import shared
 from pilotfish.workers.export import split
 from pilotfish.workers.records import PrefillRecord
 
@@ -348,7 +348,7 @@ def test_a_failing_exporter_ends_the_worker(rig: PrefillRig, target: Client, mon
 
 def test_frames_that_are_none_cost_nobody(rig: PrefillRig, target: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     target.order(1, prompt(100))
-    monkeypatch.setattr(shared, "FRAME_BASE", 0)
+    monkeypatch.setattr(export, "FRAME_BASE", 0)
     for frame in (b"", b"\x00", b"\xff" * 100, b"\x81\xa4type\xa5order", bytes(1 << 25)):
         rig.shared.receive(Received(target.peer, frame))
         rig.shared.receive(Received(b"a stranger", frame))

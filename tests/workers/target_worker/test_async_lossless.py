@@ -14,8 +14,8 @@ def test_every_prompt_with_many_settings(llama: Path, draft: Path) -> None:
             cases = [(i, (i + shift) % len(SETTINGS)) for i in range(len(SNIPPETS))]
             assert generate(d.engine, cases, together=True) == [alone(llama)[case] for case in cases]
     d.settle()
-    drops, drafts = d.drafter.machine.pools[0].drops.counts, d.workers[0].machine.counts
-    assert drafts.hits > 20 and drops["dropped_nodes"] == drops["malformed_frames"] == 0
+    drops, drafts = d.drafter.machine.pools[0].drops.counts, d.workers[0].machine
+    assert drops["dropped_nodes"] == drops["malformed_frames"] == 0
     assert drafts.used > 20 and drops["resyncs"] == drops["errors"] == 0
 
 
@@ -39,4 +39,4 @@ def test_int8_kv(llama: Path, draft: Path) -> None:
     with drafted(llama, [draft], kv_dtype="int8", pace="target=4ms") as d:  # time for a level in each step
         assert generate(d.engine, MIXED, together=True) == plain
     d.settle()
-    assert d.workers[0].machine.counts.hits > 0
+    assert d.workers[0].machine.used > 0

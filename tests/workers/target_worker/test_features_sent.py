@@ -7,10 +7,9 @@ from side import LIMITS, Side, load, make_request
 
 from pilotfish.core.cache.slots import GONE, Slots
 from pilotfish.core.drafting.messages import FEATURES, Commit, FeatureOffer, FeatureRows, Hello, Open, Skip
-from pilotfish.core.features import feature_sending
-from pilotfish.core.features.feature_rows import decoded_rows
-from pilotfish.core.features.feature_sending import FRESH, LOST_AFTER, SESSION_BYTES, STEP_BYTES
-from pilotfish.core.features.features import Features
+from pilotfish.core.features import feature_frames
+from pilotfish.core.features.feature_frames import FRESH, LOST_AFTER, SESSION_BYTES, STEP_BYTES
+from pilotfish.core.features.features import Features, decoded_rows
 from pilotfish.core.scheduling.request import Request
 
 WIDTH = 1024
@@ -144,7 +143,7 @@ def test_all_prompts_together_send_so_much_a_step(side: FeatureSide) -> None:
 
 
 def test_a_slow_line_gets_no_more_of_prompts_than_fits(side: FeatureSide, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_sending, "WINDOW", SESSION_BYTES + 1)
+    monkeypatch.setattr(feature_frames, "WINDOW", SESSION_BYTES + 1)
     side.begin(make_request(1, prompt=900), computed=899)
     side.begin(short := make_request(2, prompt=3))
     for _ in range(3):

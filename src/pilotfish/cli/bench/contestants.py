@@ -20,8 +20,8 @@ from pilotfish.config.fields import drafter_kinds
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits, NoDrafter
 from pilotfish.core.scheduling.budget import AdaptiveBudget, Budget, FixedBudget, StepLoad
 from pilotfish.core.scheduling.request import RequestStats
-from pilotfish.engine.costs import make_budget
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.trial import make_budget
 from pilotfish.errors import EngineError
 from pilotfish.workers.records import StepRecord
 

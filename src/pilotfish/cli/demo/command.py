@@ -10,7 +10,7 @@ from pilotfish.command import Given, taking
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine import pairs
-from pilotfish.engine.pairs.published import download
+from pilotfish.engine.pairs.directories import download
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.options import pick
 

@@ -8,7 +8,7 @@ from pilotfish.cli.reading import ApiKeyEnvOption, UrlOption, from_file, read_st
 from pilotfish.cli.show import FILE_WIDTH, print_json, print_line, print_table, table_of
 
 if TYPE_CHECKING:
-    from pilotfish.server.observe.draft_pools import KnownPool
+    from pilotfish.server.observe.fleet_metrics import KnownPool
 
 ROUTE = "/v1/drafts"
 #: Counts of normal events of drafts; all others break rules.
@@ -25,7 +25,7 @@ def draft_status(
     are (docs/draft-check.md)."""
     from msgspec import to_builtins
 
-    from pilotfish.server.observe.draft_pools import DraftPools
+    from pilotfish.server.observe.fleet_metrics import DraftPools
 
     (pools,) = read_statistics(DraftPools, ROUTE, [url], [source], api_key_env)
     if json:

@@ -19,8 +19,8 @@ from pilotfish.cli.demo.runs import CODE
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.scheduling.budget import FixedBudget
 from pilotfish.core.scheduling.executor import Executor
-from pilotfish.engine.costs import forward_seconds
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.trial import forward_seconds
 from pilotfish.errors import EngineError, ParameterError
 from pilotfish.plan.simulation.calibration import MachineCalibration, fitted
 from pilotfish.plan.simulation.setup import HostCosts

@@ -26,8 +26,6 @@ A prefix is reusable where the slots that the next row sees are there. Runs then
 keeps their whole length reusable for longest, and stay as tokens alone while a run with slots hangs on them.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -47,7 +45,7 @@ EVICTED_TOGETHER, EVICTED_SHARE = 64, 1 / 64
 
 
 class CachedRun:
-    def __init__(self, salt: str | None, above: CachedRun | None, tokens: Ints, slots: Slots) -> None:
+    def __init__(self, salt: str | None, above: "CachedRun | None", tokens: Ints, slots: Slots) -> None:
         self.salt = salt  # the tenant's
         self.above = above  # None: it is a root, without tokens
         self.tokens = tokens  # [n]

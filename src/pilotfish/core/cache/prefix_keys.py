@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 
 from pilotfish.core.peers.fields import Peer
 
-#: Tokens of an object: a key names so many more than the key before it.
-OBJECT_TOKENS = 64
-#: Bytes of a key.
-KEY_BYTES = 32
+OBJECT_TOKENS = 64  # tokens of an object: a key names so many more than the key before it
+KEY_BYTES = 32  # bytes of a key
 
 Key = bytes
 

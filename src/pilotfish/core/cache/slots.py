@@ -9,8 +9,7 @@ from pilotfish.errors import EngineError
 
 Slots = NDArray[np.int32]
 NO_SLOTS: Slots = np.zeros(0, np.int32)
-#: In place of a slot that was given back.
-GONE = -1
+GONE = -1  # in place of a slot that was given back
 
 
 def present(slots: Slots) -> Slots:

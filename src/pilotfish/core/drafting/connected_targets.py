@@ -9,7 +9,7 @@ import numpy as np
 from pilotfish.core.drafting.messages import PROTOCOL_VERSION, Hello
 from pilotfish.core.drafting.vocabulary import clash
 from pilotfish.core.drafting.vocabulary_map import MappedVocabulary, Unshared
-from pilotfish.core.features.feature_intake import FeatureNeed
+from pilotfish.core.features.feature_frames import FeatureNeed
 from pilotfish.core.peers.peer import EchoClock, ErrorReports, GreetedTarget
 
 

@@ -12,41 +12,15 @@ Resume when there is room. The machine has no model, socket or clock: `workers/d
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
 from pilotfish.core.cache.prefix_keys import KnownPrefixes
+from pilotfish.core.drafting import messages
 from pilotfish.core.drafting.connected_targets import ConnectedTarget, DraftIdentity
 from pilotfish.core.drafting.draft_sessions import IDLE, DraftModel, DraftSession, LevelPart, SessionKey, SessionTable
 from pilotfish.core.drafting.level_choice import LevelChoice, LevelShape
-from pilotfish.core.drafting.messages import (
-    CONNECTION,
-    ERRORS,
-    FEATURES,
-    MAPPED,
-    MAX_NODES,
-    PAUSES,
-    PREFIX_KEYS,
-    PROGRESS,
-    PROTOCOL_VERSION,
-    Close,
-    Commit,
-    FeatureRows,
-    Hello,
-    Load,
-    Open,
-    Pause,
-    Progress,
-    Refuse,
-    Resume,
-    Resync,
-    Skip,
-    ToDraft,
-    Tree,
-    TreeFeedback,
-)
-from pilotfish.core.features.feature_intake import FeatureIntake, FeatureNeed
+from pilotfish.core.features.feature_frames import FeatureIntake, FeatureNeed
 from pilotfish.core.peers.fields import MAX_TEXT, Error, Peer
 from pilotfish.core.peers.peer import Listener
 from pilotfish.core.sampling.constraint import GrammarSource, no_grammars
@@ -54,25 +28,12 @@ from pilotfish.core.scheduling.calibration import SecondsBySize
 from pilotfish.core.trees.lookahead import NewNodes
 from pilotfish.errors import InputError
 
-#: Seconds between reports of the load to each target.
-REPORT = 0.2
-#: Seconds of silence after which a target is gone.
-SILENCE = 10.0
-#: Seconds between two levels that belong to their cost; of longer ones the draft had nothing to do.
-BETWEEN = 0.001
+REPORT = 0.2  # seconds between reports of the load to each target
+SILENCE = 10.0  # seconds of silence after which a target is gone
+BETWEEN = 0.001  # seconds between two levels that belong to their cost; of longer ones the draft had nothing to do
 #: Expected seconds of a level from which on targets are told that the draft is busy, and the factor on them.
 LONG, BUSY = 0.3, 2.0
-#: Seconds after which a paused session is tried again, room or not.
-PAUSED = 5.0
-
-
-@dataclass
-class DraftCounts:
-    levels: int = 0
-    nodes: int = 0  # added to trees
-    used: int = 0  # of them, committed
-    hits: int = 0  # commits that were in the tree
-    misses: int = 0
+PAUSED = 5.0  # seconds after which a paused session is tried again, room or not
 
 
 class DraftMachine(Listener[ConnectedTarget]):
@@ -90,7 +51,7 @@ class DraftMachine(Listener[ConnectedTarget]):
         self.identity = identity
         self.table = table
         self.choice = LevelChoice(table, shape)
-        self.counts = DraftCounts()
+        self.grown = self.used = 0  # nodes of trees; of them, those committed
         self.known = KnownPrefixes() if table.cache.keeps else KnownPrefixes(most=0)
         self._intake = None if features is None else FeatureIntake(features, table)
         longest = min(context, table.pool.capacity)
@@ -99,9 +60,9 @@ class DraftMachine(Listener[ConnectedTarget]):
         self._row_seconds = SecondsBySize(0.0)  # of a level, by its rows
         self._queue_seconds = SecondsBySize(0.0)
         self.capabilities = [
-            *(PAUSES, ERRORS),
-            *([PREFIX_KEYS] if table.cache.keeps else []),
-            *([] if features is None else [FEATURES]),
+            *(messages.PAUSES, messages.ERRORS),
+            *([messages.PREFIX_KEYS] if table.cache.keeps else []),
+            *([] if features is None else [messages.FEATURES]),
         ]
         self._reported = -REPORT
         self._ended = 0.0  # the last level
@@ -127,9 +88,9 @@ class DraftMachine(Listener[ConnectedTarget]):
     def _own_sessions(self) -> Counter[Peer]:
         return Counter(session.key.target for session in self.table)
 
-    def _load(self, peer: Peer, own: Counter[Peer], now: float, busy: float = 0.0) -> Load:
+    def _load(self, peer: Peer, own: Counter[Peer], now: float, busy: float = 0.0) -> messages.Load:
         target = self._targets[peer]
-        return Load(
+        return messages.Load(
             self.identity.model,
             len(self.table),
             own[peer],
@@ -142,8 +103,8 @@ class DraftMachine(Listener[ConnectedTarget]):
             target.last_features,
             dict(target.feature_drops),
             "" if self._intake is None else self._intake.need.target,
-            PROTOCOL_VERSION,
-            self.capabilities if target.vocabulary is None else [*self.capabilities, MAPPED],
+            messages.PROTOCOL_VERSION,
+            self.capabilities if target.vocabulary is None else [*self.capabilities, messages.MAPPED],
             target.echo.stamp(now),
             self.table.pool.capacity,
             1000 * busy,
@@ -151,19 +112,19 @@ class DraftMachine(Listener[ConnectedTarget]):
 
     # -- messages
 
-    def receive(self, peer: Peer, message: ToDraft, now: float, tenant: str = "", weight: float = 1.0) -> None:
+    def receive(self, peer: Peer, message: messages.ToDraft, now: float, tenant: str = "", weight: float = 1.0) -> None:
         """`tenant` and `weight` are those of the peer's key."""
-        if isinstance(message, Hello):
+        if isinstance(message, messages.Hello):
             self._greet(peer, message, tenant, now)
         elif peer not in self._targets:
-            self._send(peer, Refuse(CONNECTION, 0, "no Hello came before"))
-        elif isinstance(message, Open):
+            self._send(peer, messages.Refuse(messages.CONNECTION, 0, "no Hello came before"))
+        elif isinstance(message, messages.Open):
             self._open(peer, message, tenant or peer.hex(), weight, now)
-        elif isinstance(message, FeatureRows):
+        elif isinstance(message, messages.FeatureRows):
             self._take_features(peer, message, now)
         elif isinstance(message, Error):
             self._hear_error(peer, message)
-        elif not isinstance(message, TreeFeedback):  # nobody asked for one
+        elif not isinstance(message, messages.TreeFeedback):  # nobody asked for one
             self._follow(peer, message, now)
 
     def malformed(self, peer: Peer, reason: str, now: float, about: str = "") -> None:
@@ -176,7 +137,8 @@ class DraftMachine(Listener[ConnectedTarget]):
 
     def _report(self, peer: Peer, code: str, about: str, reason: str, now: float) -> None:
         target = self._targets[peer]
-        if ERRORS in target.capabilities and (error := target.reports.of(code, about, reason, now)) is not None:
+        error = target.reports.of(code, about, reason, now) if messages.ERRORS in target.capabilities else None
+        if error is not None:
             self._send(peer, error)
 
     def _hear_error(self, peer: Peer, error: Error) -> None:
@@ -185,7 +147,7 @@ class DraftMachine(Listener[ConnectedTarget]):
             self._note(logging.WARNING, f"{peer.hex()} could not use a frame: {error.code}: {error.reason}")
         target.errors += error.count
 
-    def _greet(self, peer: Peer, hello: Hello, tenant: str, now: float) -> None:
+    def _greet(self, peer: Peer, hello: messages.Hello, tenant: str, now: float) -> None:
         known = self._targets.get(peer)
         if known is not None:
             known.greeted(hello, now)
@@ -193,7 +155,7 @@ class DraftMachine(Listener[ConnectedTarget]):
         need = None if self._intake is None else self._intake.need
         reason = self.identity.mismatch(hello, need) or self._too_many(tenant)
         if reason is not None:
-            self._send(peer, Refuse(CONNECTION, 0, reason))
+            self._send(peer, messages.Refuse(messages.CONNECTION, 0, reason))
         else:
             vocabulary = self.identity.vocabulary(hello)
             target = ConnectedTarget(tenant, now, self.identity.unshared(hello), frozenset(), vocabulary)
@@ -201,7 +163,7 @@ class DraftMachine(Listener[ConnectedTarget]):
             self._targets[peer] = target
             self._send(peer, self._load(peer, self._own_sessions(), now))
 
-    def _open(self, peer: Peer, message: Open, tenant: str, weight: float, now: float) -> None:
+    def _open(self, peer: Peer, message: messages.Open, tenant: str, weight: float, now: float) -> None:
         key, target = SessionKey(peer, message.session), self._targets[peer]
         before = self.table.get(key)
         if before is not None and before.generation >= message.generation:
@@ -222,14 +184,14 @@ class DraftMachine(Listener[ConnectedTarget]):
         except InputError as error:
             if before is not None:
                 self.table.close(before)
-            self._send(peer, Refuse(message.session, message.generation, str(error)[:MAX_TEXT]))
+            self._send(peer, messages.Refuse(message.session, message.generation, str(error)[:MAX_TEXT]))
             return
         target.cached += self.table.open(session)
         self.known.add(peer, session.salt, session.tokens)
         if session.features is not None and session.features.reach:
-            self._send(peer, Skip(message.session, message.generation, session.features.reach))
+            self._send(peer, messages.Skip(message.session, message.generation, session.features.reach))
 
-    def _check_tokens(self, message: Open, target: ConnectedTarget) -> None:
+    def _check_tokens(self, message: messages.Open, target: ConnectedTarget) -> None:
         self._check_length(len(message.tokens), self._model.most_tokens(target.vocabulary))
         if max(message.tokens, default=0) >= target.unshared.first or not message.tokens:
             raise InputError("tokens: they are none, or not all in the vocabulary that Hello told of")
@@ -239,7 +201,7 @@ class DraftMachine(Listener[ConnectedTarget]):
         if length >= most:
             raise InputError(f"tokens: {length} do not fit into the {most} that the draft has")
 
-    def _take_features(self, peer: Peer, message: FeatureRows, now: float) -> None:
+    def _take_features(self, peer: Peer, message: messages.FeatureRows, now: float) -> None:
         if self._intake is None:
             return
         target = self._targets[peer]
@@ -248,24 +210,24 @@ class DraftMachine(Listener[ConnectedTarget]):
         if reason is not None:
             target.feature_drops[reason] += 1
 
-    def _follow(self, peer: Peer, message: Commit | Pause | Resume | Close, now: float) -> None:
+    def _follow(self, peer: Peer, message: messages.OfSession, now: float) -> None:
         session = self.table.get(SessionKey(peer, message.session))
         if session is None:
-            if isinstance(message, Commit | Resume):
+            if isinstance(message, messages.Commit | messages.Resume):
                 self._ask_again(peer, message, "there is no such session")
         elif message.generation < session.generation:
             return
-        elif isinstance(message, Close):
+        elif isinstance(message, messages.Close):
             self.known.add(peer, session.salt, session.tokens)
             self.table.close(session)
         elif message.generation > session.generation:
             self._ask_again(peer, message, "it was not opened")
-        elif isinstance(message, Commit):
+        elif isinstance(message, messages.Commit):
             self._commit(peer, session, message, now)
         else:
-            session.paused, session.touched = isinstance(message, Pause), now
+            session.paused, session.touched = isinstance(message, messages.Pause), now
 
-    def _commit(self, peer: Peer, session: DraftSession, message: Commit, now: float) -> None:
+    def _commit(self, peer: Peer, session: DraftSession, message: messages.Commit, now: float) -> None:
         length = len(session.tokens)
         after = message.base_len + len(message.tokens)
         if after <= length:
@@ -279,14 +241,12 @@ class DraftMachine(Listener[ConnectedTarget]):
         elif session.evicted and session.features is not None:
             self._ask_again(peer, message, "its KV went to another, and its features are gone")
         else:
-            session.wanted, session.touched, session.paused = min(message.wanted, MAX_NODES), now, False
+            session.wanted, session.touched, session.paused = min(message.wanted, messages.MAX_NODES), now, False
             self._advance(session, message.tokens)
 
     def _advance(self, session: DraftSession, tokens: Sequence[int]) -> None:
         rerooted = self.table.commit(session, tokens)
-        self.counts.used += rerooted.accepted
-        self.counts.hits += rerooted.hit
-        self.counts.misses += not rerooted.hit
+        self.used += rerooted.accepted
         if len(session.inputs) > session.longest:
             self._refuse_longer(session, len(session.inputs), session.longest)
         elif session.evicted and session.parked is None:
@@ -298,13 +258,13 @@ class DraftMachine(Listener[ConnectedTarget]):
     def _refuse_longer(self, session: DraftSession, length: int, most: int) -> None:
         reason = f"tokens: {length} are more than the {most} that it can have here"
         self.table.close(session)
-        self._send(session.key.target, Refuse(session.key.number, session.generation, reason))
+        self._send(session.key.target, messages.Refuse(session.key.number, session.generation, reason))
 
-    def _ask_again(self, peer: Peer, message: Open | Commit | Pause | Resume, reason: str) -> None:
+    def _ask_again(self, peer: Peer, message: messages.OfSession, reason: str) -> None:
         session = self.table.get(SessionKey(peer, message.session))
         if session is not None:
             self.table.close(session)
-        self._send(peer, Resync(message.session, message.generation, reason))
+        self._send(peer, messages.Resync(message.session, message.generation, reason))
 
     # -- levels
 
@@ -320,9 +280,10 @@ class DraftMachine(Listener[ConnectedTarget]):
     def _park(self, now: float) -> None:
         for session in self.table.take_evicted():
             peer = session.key.target
-            if PAUSES in self._targets[peer].capabilities and now - session.touched <= IDLE and not session.paused:
+            in_use = now - session.touched <= IDLE and not session.paused
+            if in_use and messages.PAUSES in self._targets[peer].capabilities:
                 session.parked = now
-                self._send(peer, Pause(session.key.number, session.generation))
+                self._send(peer, messages.Pause(session.key.number, session.generation))
 
     def _resume(self, now: float) -> None:
         room = self.table.pool.num_available
@@ -332,13 +293,12 @@ class DraftMachine(Listener[ConnectedTarget]):
             if room >= 0 or now - since > PAUSED:
                 session.parked, session.touched = None, now
                 self._wake(session)
-                self._send(session.key.target, Resume(session.key.number, session.generation))
+                self._send(session.key.target, messages.Resume(session.key.number, session.generation))
 
     def level_done(self, level: Sequence[LevelPart], added: Sequence[NewNodes], began: float, now: float) -> None:
-        self.counts.levels += 1
         self._level_seconds.observe(1, now - began)
-        self._row_seconds.observe(sum(part.rows for part in level), now - began)
         rows, spent = sum(part.rows for part in level), now - max(self._ended, began - BETWEEN)
+        self._row_seconds.observe(rows, now - began)
         if rows <= self.choice.width.most and spent > 0:
             self.choice.width.observe(rows, spent)
         self._ended = now
@@ -347,20 +307,20 @@ class DraftMachine(Listener[ConnectedTarget]):
             if part.pending:
                 self._queue_seconds.observe(1, began - session.touched)
                 session.read = now
-            self.counts.nodes += len(nodes)
+            self.grown += len(nodes)
             self._targets[session.key.target].rows += part.rows
             if part.leaves:
                 self._push(session, nodes)
-            elif PROGRESS in self._targets[session.key.target].capabilities:
+            elif messages.PROGRESS in self._targets[session.key.target].capabilities:
                 read = len(session.slots)
-                self._send(session.key.target, Progress(session.key.number, session.generation, read))
+                self._send(session.key.target, messages.Progress(session.key.number, session.generation, read))
 
     def _push(self, session: DraftSession, added: NewNodes) -> None:
         nodes = (added.ids, added.parents, added.tokens, added.chances)
-        tree = Tree(session.key.number, session.generation, session.pushes, len(session.tokens), *nodes)
+        tree = messages.Tree(session.key.number, session.generation, session.pushes, len(session.tokens), *nodes)
         session.pushes += 1
         self._send(session.key.target, tree)
 
     @property
     def wasted(self) -> int:
-        return self.counts.nodes - self.counts.used - sum(len(session.tree) for session in self.table)
+        return self.grown - self.used - sum(len(session.tree) for session in self.table)

@@ -1,7 +1,5 @@
 """Sequences that a draft grows trees for, their parts of a level, and the KV of their tokens."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,9 +9,8 @@ import numpy as np
 
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import NO_SLOTS, SlotPool, Slots
-from pilotfish.core.drafting.mapped_text import MappedText
 from pilotfish.core.drafting.messages import MAX_NODES, Open
-from pilotfish.core.drafting.vocabulary_map import MappedVocabulary, Unshared
+from pilotfish.core.drafting.vocabulary_map import MappedText, MappedVocabulary, Unshared
 from pilotfish.core.features.features import FeatureLog
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.sampling.constraint import FollowedGrammar, GrammarSource, GrammarState, no_grammars
@@ -24,8 +21,7 @@ from pilotfish.core.trees.lookahead import Lookahead, NewNodes, RerootResult
 from pilotfish.core.trees.tree import Floats, Ints
 from pilotfish.errors import EngineError, InputError
 
-#: Tokens of a target with another vocabulary for each that its draft can read, at most.
-MOST_TO_ONE = 4
+MOST_TO_ONE = 4  # tokens of a target with another vocabulary for each that its draft can read, at most
 
 
 @dataclass(frozen=True)
@@ -143,7 +139,7 @@ class LevelPart:
     leaves: Sequence[int]  # nodes; the root after the last pending token; none after a part of a prompt
 
     @classmethod
-    def of_pending(cls, session: DraftSession, count: int) -> LevelPart:
+    def of_pending(cls, session: DraftSession, count: int) -> "LevelPart":
         return cls(session, count, [session.tree.root] if count == session.num_missing else [])
 
     @property
@@ -178,8 +174,7 @@ def add_children(
     return added
 
 
-#: Seconds without a commit after which a sequence's KV may go to another.
-IDLE = 0.5
+IDLE = 0.5  # seconds without a commit after which a sequence's KV may go to another
 #: Seconds without a commit after which a sequence is forgotten; its next commit opens it anew.
 FORGOTTEN = 20.0
 MAX_SESSIONS = 4096

@@ -20,8 +20,6 @@ messages go only to a side that names their *capability* in Hello or Load:
 Ids are positive. Every number has its limit here, so that a decoded message can be handled.
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 import sys
@@ -32,22 +30,9 @@ from msgspec import Meta, Struct
 
 from pilotfish.core.cache.prefix_keys import KEY_BYTES
 from pilotfish.core.drafting.vocabulary import MAX_ADDED
-from pilotfish.core.features.feature_rows import FeatureType
-from pilotfish.core.peers.fields import (
-    AnyId,
-    Count,
-    Echo,
-    Error,
-    Id,
-    Index,
-    Length,
-    Milliseconds,
-    Readable,
-    SaltDigest,
-    Text,
-    Tokens,
-    salt_digest,
-)
+from pilotfish.core.features.features import FeatureType
+from pilotfish.core.peers import fields
+from pilotfish.core.peers.fields import Readable
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.core.sampling.logit_rules import LogitRules
 from pilotfish.core.sampling.sampling_params import SamplingParams
@@ -58,19 +43,14 @@ PROTOCOL_VERSION = 1
 PREFIX_KEYS, FEATURES = "prefix_keys", "features"
 #: A draft's, of another tokenizer, which serves the target that hears of it through a map.
 MAPPED = "mapped"
-#: A target's, which sends them, and a draft's, which wants them.
-FEEDBACK = "feedback"
-#: A target's, which wants it.
-PROGRESS = "progress"
+FEEDBACK = "feedback"  # a target's, which sends them, and a draft's, which wants them
+PROGRESS = "progress"  # a target's, which wants it
 #: Either's, which understands them.
 PAUSES, ERRORS = "pauses", "errors"
 TARGET_CAPABILITIES = FEEDBACK, PROGRESS, PAUSES, ERRORS
-#: Nodes of one Tree.
-MAX_NODES = 1 << 14
-#: Bytes of the rows of one FeatureRows.
-MAX_FEATURE_BYTES = 1 << 20
-#: The session that a Refuse names where it means the whole connection.
-CONNECTION = 0
+MAX_NODES = 1 << 14  # nodes of one Tree
+MAX_FEATURE_BYTES = 1 << 20  # bytes of the rows of one FeatureRows
+CONNECTION = 0  # the session that a Refuse names where it means the whole connection
 
 #: Finite, as all of a Tree's and a Load's numbers.
 Score: TypeAlias = Annotated[float, Meta(ge=-sys.float_info.max, le=0.0)]
@@ -79,52 +59,51 @@ FeatureDigest: TypeAlias = Annotated[bytes, Meta(min_length=FEATURE_DIGEST_BYTES
 PrefixKey: TypeAlias = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 Capability: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 Capabilities: TypeAlias = Annotated[list[Capability], Meta(max_length=64)]
-NodeIds: TypeAlias = Annotated[list[Id], Meta(max_length=MAX_NODES)]
-#: As many as a request may name.
-TokenIds: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 14)]
+NodeIds: TypeAlias = Annotated[list[fields.Id], Meta(max_length=MAX_NODES)]
+TokenIds: TypeAlias = Annotated[list[fields.Index], Meta(max_length=1 << 14)]  # as many as a request may name
 
 
 class FeatureOffer(Readable, frozen=True):
-    digest: Text  # of the projection that makes them
+    digest: fields.Text  # of the projection that makes them
     width: Annotated[int, Meta(ge=1, le=MAX_FEATURE_BYTES // 4)]  # numbers of one
-    dtype: Text  # as which they are sent
+    dtype: fields.Text  # as which they are sent
 
 
 class Hello(Readable, tag="hello", frozen=True, omit_defaults=True):
     """The answer is Load, or Refuse where versions, tokenizers or features do not fit."""
 
-    version: Index  # the newest that it speaks
-    tokenizer: Text  # digest of the base vocabulary
-    vocab_size: Length
-    model: Text
-    added_tokens: Annotated[dict[Index, Text], Meta(max_length=MAX_ADDED)] = {}  # noqa: RUF012 beyond the base vocabulary, by id
+    version: fields.Index  # the newest that it speaks
+    tokenizer: fields.Text  # digest of the base vocabulary
+    vocab_size: fields.Length
+    model: fields.Text
+    added_tokens: Annotated[dict[fields.Index, fields.Text], Meta(max_length=MAX_ADDED)] = {}  # noqa: RUF012 beyond the base vocabulary, by id
     features: FeatureOffer | None = None
-    oldest: Index = 1  # version that it speaks
+    oldest: fields.Index = 1  # version that it speaks
     capabilities: Capabilities = []  # noqa: RUF012
-    echo: Echo | None = None
-    step_ms: Milliseconds = 0.0  # from one of its steps to the next, lately; 0: it is not known
-    depth: Index = 0  # of the deepest node that it lately verified
+    echo: fields.Echo | None = None
+    step_ms: fields.Milliseconds = 0.0  # from one of its steps to the next, lately; 0: it is not known
+    depth: fields.Index = 0  # of the deepest node that it lately verified
 
 
 class RequestSampling(Struct, frozen=True, omit_defaults=True):
     """The target's edits of logits before it draws, for a draft that mirrors it: fields of SamplingParams."""
 
     temperature: float = 1.0
-    top_k: Index = 0
+    top_k: fields.Index = 0
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Annotated[dict[Index, float], Meta(max_length=1 << 14)] = {}
+    logit_bias: Annotated[dict[fields.Index, float], Meta(max_length=1 << 14)] = {}
     allowed_token_ids: TokenIds | None = None
     bad_token_ids: TokenIds = []
     bad_sequences: Annotated[list[TokenIds], Meta(max_length=128)] = []
     stop_ids: TokenIds = []  # tokens that end the output; never given while there are fewer than min_tokens
-    min_tokens: Index = 0
+    min_tokens: fields.Index = 0
 
     @classmethod
-    def of(cls, request: Request) -> RequestSampling:
+    def of(cls, request: Request) -> "RequestSampling":
         params, allowed = request.params, request.params.allowed_token_ids
         lists = {
             "logit_bias": dict(params.logit_bias),
@@ -153,25 +132,25 @@ _SHARED = [name for name in RequestSampling.__struct_fields__ if name in Samplin
 
 
 class OfSession(Struct, frozen=True):
-    session: Id
-    generation: Id
+    session: fields.Id
+    generation: fields.Id
 
 
 class Open(OfSession, tag="open", frozen=True, omit_defaults=True):
     """A sequence to draft for. One of a higher generation replaces the session."""
 
-    tokens: Tokens  # committed so far, but for those that `prefix_key` names
-    prompt_tokens: Length  # the first of the sequence
-    max_length: Length  # tokens that the sequence can reach
+    tokens: fields.Tokens  # committed so far, but for those that `prefix_key` names
+    prompt_tokens: fields.Length  # the first of the sequence
+    max_length: fields.Length  # tokens that the sequence can reach
     seed: Annotated[int, Meta(ge=0)]  # 64 bits
     sampling: RequestSampling
-    wanted: Index  # nodes below the root after which to stop growing
-    salt: SaltDigest | None = None  # sequences of different ones share nothing that is kept of them
+    wanted: fields.Index  # nodes below the root after which to stop growing
+    salt: fields.SaltDigest | None = None  # sequences of different ones share nothing that is kept of them
     prefix_key: PrefixKey | None = None  # of the tokens before `tokens` (core/cache/prefix_keys.py)
     constraint: Constraint | None = None  # of the output
 
     @classmethod
-    def of(cls, request: Request, number: int, generation: int, wanted: int, salt_key: bytes = b"") -> Open:
+    def of(cls, request: Request, number: int, generation: int, wanted: int, salt_key: bytes = b"") -> "Open":
         return cls(
             number,
             generation,
@@ -181,7 +160,7 @@ class Open(OfSession, tag="open", frozen=True, omit_defaults=True):
             request.seed,
             RequestSampling.of(request),
             wanted,
-            salt_digest(request.cache_salt, salt_key),
+            fields.salt_digest(request.cache_salt, salt_key),
             constraint=request.params.structured_outputs,
         )
 
@@ -189,16 +168,16 @@ class Open(OfSession, tag="open", frozen=True, omit_defaults=True):
 class Commit(OfSession, tag="commit", frozen=True):
     """The target's own tokens after `base_len` ones: re-root."""
 
-    base_len: Length  # tokens of the sequence before these
-    tokens: Annotated[list[Index], Meta(min_length=1, max_length=1 << 16)]
-    wanted: Index
+    base_len: fields.Length  # tokens of the sequence before these
+    tokens: Annotated[list[fields.Index], Meta(min_length=1, max_length=1 << 16)]
+    wanted: fields.Index
 
 
 class FeatureRows(OfSession, tag="features", frozen=True):
-    """Features of consecutive tokens (core/features/feature_rows.py). A repeated one changes nothing."""
+    """Features of consecutive tokens (core/features/features.py). A repeated one changes nothing."""
 
-    number: Id  # of this frame, among those to this draft, which tells the last one that came
-    first: Index  # position of the first token
+    number: fields.Id  # of this frame, among those to this draft, which tells the last one that came
+    first: fields.Index  # position of the first token
     dtype: FeatureType
     rows: Annotated[bytes, Meta(min_length=1, max_length=MAX_FEATURE_BYTES)]
     digest: FeatureDigest  # of all that matters here
@@ -213,7 +192,7 @@ class TreeFeedback(OfSession, tag="feedback", frozen=True, omit_defaults=True):
     """The fate of nodes in a step, before its Commit; none for a sequence's last step. A node that is gone after the
     Commit and was never named was not looked at."""
 
-    base_len: Length  # where the root was
+    base_len: fields.Length  # where the root was
     verified: NodeIds = []
     accepted: NodeIds = []  # of `verified`, from below the root down
     late: NodeIds = []  # came, since the last of these, when their parents were gone
@@ -236,58 +215,58 @@ class Tree(OfSession, tag="tree", frozen=True):
     parent 0 is the root, the last of the `base_len` tokens that the draft knew of. A score is the log of the chance of
     the node's token, given that its parent's path is the target's."""
 
-    sequence: Index  # 0 for a generation's first push, then one more each
-    base_len: Length
-    ids: Annotated[list[Id], Meta(max_length=MAX_NODES)]
+    sequence: fields.Index  # 0 for a generation's first push, then one more each
+    base_len: fields.Length
+    ids: Annotated[list[fields.Id], Meta(max_length=MAX_NODES)]
     parents: Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 53)]], Meta(max_length=MAX_NODES)]
-    tokens: Annotated[list[Index], Meta(max_length=MAX_NODES)]
+    tokens: Annotated[list[fields.Index], Meta(max_length=MAX_NODES)]
     scores: Annotated[list[Score], Meta(max_length=MAX_NODES)]
 
 
 class Resync(OfSession, Readable, tag="resync", frozen=True):
     """The draft cannot follow; the target opens the session anew, one generation up."""
 
-    reason: Text
+    reason: fields.Text
 
 
 class Skip(OfSession, tag="skip", frozen=True):
-    first: Index
+    first: fields.Index
 
 
 class Progress(OfSession, tag="progress", frozen=True):
     """How many of a session's tokens are read. It also breaks the draft's silence."""
 
-    read: Index
+    read: fields.Index
 
 
 class Refuse(Readable, tag="refuse", frozen=True):
     """The draft will not serve this session, or (`CONNECTION`) this target."""
 
-    session: AnyId
-    generation: AnyId
-    reason: Text
+    session: fields.AnyId
+    generation: fields.AnyId
+    reason: fields.Text
 
 
 class Load(Readable, tag="load", frozen=True, omit_defaults=True):
-    model: Text
-    sessions: Index  # of all targets
-    own_sessions: Index  # of the target that this goes to
-    own_rows: Count  # rows grown for it so far
-    free_slots: Index
-    step_ms: Milliseconds  # of a level, lately
-    queue_ms: Milliseconds  # that committed tokens lately waited before a level took them
-    own_cached: Count = 0  # tokens of that target whose KV was there when they were opened
-    revision: Text = ""  # of the draft, as its operator names it
-    own_features: Count = 0  # the number of that target's last FeatureRows that came; 0: none did
+    model: fields.Text
+    sessions: fields.Index  # of all targets
+    own_sessions: fields.Index  # of the target that this goes to
+    own_rows: fields.Count  # rows grown for it so far
+    free_slots: fields.Index
+    step_ms: fields.Milliseconds  # of a level, lately
+    queue_ms: fields.Milliseconds  # that committed tokens lately waited before a level took them
+    own_cached: fields.Count = 0  # tokens of that target whose KV was there when they were opened
+    revision: fields.Text = ""  # of the draft, as its operator names it
+    own_features: fields.Count = 0  # the number of that target's last FeatureRows that came; 0: none did
     #: FeatureRows of that target that could not be used, by reason.
-    own_feature_drops: Annotated[dict[Text, Count], Meta(max_length=16)] = {}  # noqa: RUF012
-    target_digest: Text = ""  # of the embedding of the target whose features it was given to expect
-    version: Index = PROTOCOL_VERSION  # of the target's range, which it has chosen
+    own_feature_drops: Annotated[dict[fields.Text, fields.Count], Meta(max_length=16)] = {}  # noqa: RUF012
+    target_digest: fields.Text = ""  # of the embedding of the target whose features it was given to expect
+    version: fields.Index = PROTOCOL_VERSION  # of the target's range, which it has chosen
     capabilities: Capabilities = []  # noqa: RUF012
-    echo: Echo | None = None
-    slots: Count = 0  # tokens that its KV has room for; 0: it says nothing of that
-    busy_ms: Milliseconds = 0.0  # for so long it may say nothing
+    echo: fields.Echo | None = None
+    slots: fields.Count = 0  # tokens that its KV has room for; 0: it says nothing of that
+    busy_ms: fields.Milliseconds = 0.0  # for so long it may say nothing
 
 
-ToDraft: TypeAlias = Hello | Open | FeatureRows | TreeFeedback | Commit | Pause | Resume | Error | Close
-ToTarget: TypeAlias = Tree | Progress | Pause | Resume | Resync | Skip | Refuse | Error | Load
+ToDraft: TypeAlias = Hello | Open | FeatureRows | TreeFeedback | Commit | Pause | Resume | fields.Error | Close
+ToTarget: TypeAlias = Tree | Progress | Pause | Resume | Resync | Skip | Refuse | fields.Error | Load

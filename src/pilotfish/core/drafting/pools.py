@@ -18,14 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pilotfish.core.drafting.messages import MAX_FEATURE_BYTES, Load, TreeFeedback
-from pilotfish.core.features.feature_sending import (
-    FEATURE_DROPS,
-    FRESH,
-    SESSION_BYTES,
-    STEP_BYTES,
-    FeatureLine,
-    FeaturePiece,
-)
+from pilotfish.core.features import feature_frames
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.peers.peer import DialedPool, EchoClock, ErrorReports
 from pilotfish.core.scheduling.calibration import Calibration
@@ -37,12 +30,10 @@ from pilotfish.core.trees.tree_copy import PushedNode, TreeCopy
 #: there is none; twice as many each time that it was given up, up to 2 ** MAX_DOUBLINGS times.
 PATIENCE, PATIENCE_ALONE = 1.0, 30.0
 MAX_DOUBLINGS = 5
-#: Seconds of answers after which it is trusted again.
-TRUSTED = 60.0
+TRUSTED = 60.0  # seconds of answers after which it is trusted again
 #: Malformed frames after which a pool is left alone, and for how long.
 MAX_FAULTS, PAUSE = 32, 5.0
-#: The longest time, in seconds, that a pool may say it is busy.
-MAX_BUSY = 30.0
+MAX_BUSY = 30.0  # the longest time, in seconds, that a pool may say it is busy
 #: How often a session is opened with a pool in so many seconds: each time costs all of its tokens.
 MOST_OPENED, PERIOD = 5, 60.0
 
@@ -97,7 +88,7 @@ class DraftPool(DialedPool):
     silent: bool = False  # it says nothing, but is connected
     load: Load | None = None
     sessions: set[int] = field(default_factory=set)  # numbers of this target's sessions
-    features: FeatureLine = field(default_factory=FeatureLine)
+    features: feature_frames.FeatureLine = field(default_factory=feature_frames.FeatureLine)
     target_digest: str = ""  # of this target's embedding, where a draft may ask for its features
     echo: EchoClock = field(default_factory=EchoClock)
     reports: ErrorReports = field(default_factory=ErrorReports)
@@ -134,7 +125,7 @@ class DraftPool(DialedPool):
     @property
     def feature_drops(self) -> dict[str, int]:
         told = {} if self.load is None else self.load.own_feature_drops
-        return {reason: told[reason] for reason in FEATURE_DROPS if reason in told}
+        return {reason: told[reason] for reason in feature_frames.FEATURE_DROPS if reason in told}
 
     def keeps_sessions(self, now: float, *, alone: bool) -> bool:
         """`alone`: no other pool answers."""
@@ -270,20 +261,20 @@ class RemoteSession:
         return TreeFeedback(self.number, self.generation, len(self.request.tokens) - len(tokens), *ids)
 
 
-def due_pieces(sessions: Iterable[RemoteSession], row_bytes: int, now: float) -> list[FeaturePiece]:
-    most, left = max(SESSION_BYTES // row_bytes, 1), max(STEP_BYTES // row_bytes, 1)
+def due_pieces(sessions: Iterable[RemoteSession], row_bytes: int, now: float) -> list[feature_frames.FeaturePiece]:
+    most, left = max(feature_frames.SESSION_BYTES // row_bytes, 1), max(feature_frames.STEP_BYTES // row_bytes, 1)
     pieces = []
     for session in sessions:
         request, pool = session.request, session.pool
         first = max(session.features_sent, request.num_gone)
         count = request.num_computed - first
-        fresh = count <= min(FRESH, MAX_FEATURE_BYTES // row_bytes)
+        fresh = count <= min(feature_frames.FRESH, MAX_FEATURE_BYTES // row_bytes)
         if not fresh:
             count = min(count, most, left) if pool is not None and pool.features.has_room(now) else 0
             left -= count
         if count > 0:
             slots = request.slots[first : first + count]
-            pieces.append(FeaturePiece(session.number, session.generation, first, slots, fresh))
+            pieces.append(feature_frames.FeaturePiece(session.number, session.generation, first, slots, fresh))
     return pieces
 
 

@@ -16,31 +16,9 @@ from itertools import pairwise
 
 import msgspec
 
-from pilotfish.core.drafting.messages import (
-    CONNECTION,
-    ERRORS,
-    FEATURES,
-    FEEDBACK,
-    MAX_NODES,
-    PAUSES,
-    PREFIX_KEYS,
-    Close,
-    Commit,
-    FeatureRows,
-    Hello,
-    Load,
-    Open,
-    Pause,
-    Progress,
-    Refuse,
-    Resume,
-    Resync,
-    Skip,
-    ToTarget,
-    Tree,
-)
+from pilotfish.core.drafting import messages
 from pilotfish.core.drafting.pools import DraftPool, RemoteSession, SessionState, due_pieces, merged
-from pilotfish.core.features.feature_sending import FeaturePiece
+from pilotfish.core.features.feature_frames import FeaturePiece
 from pilotfish.core.peers.fields import Error, Outgoing, salt_digest
 from pilotfish.core.peers.peer import Dialer
 from pilotfish.core.scheduling.calibration import SecondsBySize
@@ -48,16 +26,12 @@ from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.tree import Forest, Guesses
 from pilotfish.core.trees.tree_copy import TreeCopy
 
-#: Seconds without a draft double up to this many times.
-MAX_DOUBLINGS = 6
-#: Arrivals kept for an observer; the oldest give way.
-MAX_ARRIVALS = 256
+MAX_DOUBLINGS = 6  # seconds without a draft double up to this many times
+MAX_ARRIVALS = 256  # arrivals kept for an observer; the oldest give way
 #: Nodes wanted of a resting session: enough to see, at any time, whether its trees would pay.
 RESTING_NODES = 64
-#: Frames of which one Error tells, as counted: a pool may name any number.
-MAX_ERRORS = 1 << 16
-#: Seconds between two Commits of a resting session.
-RESTING_PERIOD = 0.02
+MAX_ERRORS = 1 << 16  # frames of which one Error tells, as counted: a pool may name any number
+RESTING_PERIOD = 0.02  # seconds between two Commits of a resting session
 #: Seconds that a session stays with a pool that has no room for it: where another takes it, and where none does.
 PARKED, PARKED_ALONE = 1.0, 30.0
 #: Seconds between two trees from which on they are of no loop of steps, and over which the deepest node is looked for.
@@ -96,7 +70,7 @@ class StepFacts:
     def deepest(self, depth: int) -> None:
         self._depth = max(self._depth, depth)
 
-    def told(self, hello: Hello, now: float) -> Hello:
+    def told(self, hello: messages.Hello, now: float) -> messages.Hello:
         if now - self._since > DEPTHS:
             self._depth_before, self._depth, self._since = self._depth, 0, now
         depth = max(self._depth, self._depth_before)
@@ -104,7 +78,7 @@ class StepFacts:
 
 
 class TargetMachine(Dialer[DraftPool]):
-    def __init__(self, hello: Hello, pools: Sequence[DraftPool], options: RemoteOptions) -> None:
+    def __init__(self, hello: messages.Hello, pools: Sequence[DraftPool], options: RemoteOptions) -> None:
         super().__init__(pools)
         self.arrivals: deque[Arrival] = deque(maxlen=MAX_ARRIVALS)
         self._hello = hello
@@ -135,7 +109,7 @@ class TargetMachine(Dialer[DraftPool]):
             self._steps.deepest(int(trees.nodes.depths.max()))
         for pool in self.pools:
             pool.score.end_step()
-        if self._options.pools_each > 1 or any(pool.can(FEEDBACK) for pool in self.pools):
+        if self._options.pools_each > 1 or any(pool.can(messages.FEEDBACK) for pool in self.pools):
             for request, (first, end) in zip(requests, pairwise(trees.starts.tolist()), strict=True):
                 for session in self._of(request) if end > first else ():
                     session.verified = session.copy.nodes_of(trees, first, end)
@@ -156,18 +130,18 @@ class TargetMachine(Dialer[DraftPool]):
 
     def _feed_back(self, session: RemoteSession, tokens: Sequence[int]) -> None:
         pool = session.pool
-        if pool is None or not (session.verified or pool.can(FEEDBACK)):
+        if pool is None or not (session.verified or pool.can(messages.FEEDBACK)):
             return
         feedback = session.feedback(tokens)
-        if feedback is not None and session.can_follow and pool.can(FEEDBACK):
+        if feedback is not None and session.can_follow and pool.can(messages.FEEDBACK):
             self._send(pool, feedback)
 
     def pause(self, request: Request) -> None:
         """It waits, without KV. Pools that understand that keep its sessions."""
         for session in self._of(request):
-            if session.can_follow and session.pool is not None and session.pool.can(PAUSES):
+            if session.can_follow and session.pool is not None and session.pool.can(messages.PAUSES):
                 session.state = SessionState.PAUSED
-                self._send(session.pool, Pause(session.number, session.generation))
+                self._send(session.pool, messages.Pause(session.number, session.generation))
             else:
                 self._leave_pool(session)
 
@@ -179,7 +153,7 @@ class TargetMachine(Dialer[DraftPool]):
 
     def _remember_told(self, session: RemoteSession) -> None:
         request, pool = session.request, session.pool
-        if pool is not None and pool.can(PREFIX_KEYS) and session.can_follow:
+        if pool is not None and pool.can(messages.PREFIX_KEYS) and session.can_follow:
             told = request.tokens[: len(request.tokens) - session.unsent]
             pool.told.tell(salt_digest(request.cache_salt, self._options.salt_key), told)
 
@@ -214,7 +188,7 @@ class TargetMachine(Dialer[DraftPool]):
             self._send_commit(session, now)
             session.state = SessionState.GROWING
         elif session.pool is not None:
-            self._send(session.pool, Resume(session.number, session.generation))
+            self._send(session.pool, messages.Resume(session.number, session.generation))
 
     def _new_session(self, request: Request) -> RemoteSession:
         session = RemoteSession(self._next_number, request, self._empty_copy(request))
@@ -223,7 +197,7 @@ class TargetMachine(Dialer[DraftPool]):
         return session
 
     def _empty_copy(self, request: Request) -> TreeCopy:
-        return TreeCopy(len(request.tokens), self._hello.vocab_size, self._options.wanted + MAX_NODES)
+        return TreeCopy(len(request.tokens), self._hello.vocab_size, self._options.wanted + messages.MAX_NODES)
 
     def _open(self, session: RemoteSession, now: float) -> None:
         pool = session.pool or self._best_pool(session, now)
@@ -233,8 +207,8 @@ class TargetMachine(Dialer[DraftPool]):
         session.copy = self._empty_copy(session.request)
         pool.sessions.add(session.number)
         wanted, salt_key = self._options.wanted, self._options.salt_key
-        message = Open.of(session.request, session.number, session.generation, wanted, salt_key)
-        if pool.can(PREFIX_KEYS):
+        message = messages.Open.of(session.request, session.number, session.generation, wanted, salt_key)
+        if pool.can(messages.PREFIX_KEYS):
             key, rest = pool.told.shorten(message.salt, message.tokens)
             message = msgspec.structs.replace(message, prefix_key=key, tokens=rest)
         self._send(pool, message)
@@ -244,16 +218,18 @@ class TargetMachine(Dialer[DraftPool]):
         wanted = self._options.wanted if session.growing else min(self._options.wanted, RESTING_NODES)
         tokens = session.request.tokens
         base_len = len(tokens) - session.unsent
-        self._send(session.pool, Commit(session.number, session.generation, base_len, tokens[base_len:], wanted))
+        self._send(
+            session.pool, messages.Commit(session.number, session.generation, base_len, tokens[base_len:], wanted)
+        )
         session.state, session.unsent, session.last_commit = SessionState.RESTING, 0, now
 
     def due_features(self, row_bytes: int, now: float) -> list[FeaturePiece]:
-        if not any(pool.can(FEATURES) for pool in self.pools):
+        if not any(pool.can(messages.FEATURES) for pool in self.pools):
             return []
         following = (session for session in self.sessions.values() if session.can_follow)
-        return due_pieces([s for s in following if s.pool and s.pool.can(FEATURES)], row_bytes, now)
+        return due_pieces([s for s in following if s.pool and s.pool.can(messages.FEATURES)], row_bytes, now)
 
-    def send_features(self, pieces: Sequence[FeaturePiece], frames: Sequence[FeatureRows], now: float) -> None:
+    def send_features(self, pieces: Sequence[FeaturePiece], frames: Sequence[messages.FeatureRows], now: float) -> None:
         """Features of a step's commit go right before the Commit in the outbox, the rest after."""
         for piece, frame in zip(pieces, frames, strict=True):
             session = self.sessions.get(piece.session)
@@ -266,7 +242,7 @@ class TargetMachine(Dialer[DraftPool]):
 
     def _place_of_commit(self, session: int) -> int:
         told = (outgoing.message for outgoing in self.outbox)
-        commits = (place for place, m in enumerate(told) if isinstance(m, Commit) and m.session == session)
+        commits = (place for place, m in enumerate(told) if isinstance(m, messages.Commit) and m.session == session)
         return next(commits, len(self.outbox))
 
     def _best_pool(self, session: RemoteSession, now: float) -> DraftPool | None:
@@ -296,7 +272,7 @@ class TargetMachine(Dialer[DraftPool]):
 
     def _leave_pool(self, session: RemoteSession) -> None:
         if session.pool is not None:
-            self._send(session.pool, Close(session.number, session.generation))
+            self._send(session.pool, messages.Close(session.number, session.generation))
             session.pool.sessions.discard(session.number)
         session.state, session.pool, session.copy = SessionState.OPENING, None, self._empty_copy(session.request)
         session.parked = None
@@ -349,29 +325,29 @@ class TargetMachine(Dialer[DraftPool]):
         self._report(pool, pool.reports.of("unknown_type", kind, f"messages of type {kind} are not known here", now))
 
     def _report(self, pool: DraftPool, error: Error | None) -> None:
-        if error is not None and pool.can(ERRORS):
+        if error is not None and pool.can(messages.ERRORS):
             self._send(pool, error)
 
-    def receive(self, pool: DraftPool, message: ToTarget, now: float) -> None:
-        if isinstance(message, Load):
+    def receive(self, pool: DraftPool, message: messages.ToTarget, now: float) -> None:
+        if isinstance(message, messages.Load):
             self._hear_load(pool, message, now)
         elif isinstance(message, Error):
             pool.drops.add("errors", min(message.count, MAX_ERRORS), now, f"{message.code}: {message.reason}")
-        elif isinstance(message, Refuse) and message.session == CONNECTION:
+        elif isinstance(message, messages.Refuse) and message.session == messages.CONNECTION:
             pool.refused(message.reason, now)
         else:
             pool.heard_of_session(now)
             session = self.sessions.get(message.session)
             if session is None or not self._is_current(session, pool, message.generation):
                 pool.drops.add("stale_frames", 1, now)
-            elif isinstance(message, Tree):
+            elif isinstance(message, messages.Tree):
                 self._attach(session, pool, message, now)
-            elif isinstance(message, Resync | Refuse):
+            elif isinstance(message, messages.Resync | messages.Refuse):
                 self._given_back(session, pool, message, now)
             else:
                 self._note(session, pool, message, now)
 
-    def _hear_load(self, pool: DraftPool, load: Load, now: float) -> None:
+    def _hear_load(self, pool: DraftPool, load: messages.Load, now: float) -> None:
         if self._hello.oldest <= load.version <= self._hello.version:
             pool.heard_load(load, now)
         else:
@@ -380,21 +356,27 @@ class TargetMachine(Dialer[DraftPool]):
             self._report(pool, pool.reports.of("version", "load", reason, now))
 
     def _note(
-        self, session: RemoteSession, pool: DraftPool, message: Skip | Progress | Pause | Resume, now: float
+        self,
+        session: RemoteSession,
+        pool: DraftPool,
+        message: messages.Skip | messages.Progress | messages.Pause | messages.Resume,
+        now: float,
     ) -> None:
-        if isinstance(message, Skip):
+        if isinstance(message, messages.Skip):
             session.features_sent = max(session.features_sent, message.first)
-        elif isinstance(message, Resume):
+        elif isinstance(message, messages.Resume):
             session.parked = None
-        elif isinstance(message, Pause) and session.parked is None:
+        elif isinstance(message, messages.Pause) and session.parked is None:
             session.parked = now
             pool.drops.add("pauses", 1, now)
 
     def _is_current(self, session: RemoteSession, pool: DraftPool, generation: int) -> bool:
         return session.pool is pool and session.state is not SessionState.OPENING and session.generation == generation
 
-    def _given_back(self, session: RemoteSession, pool: DraftPool, message: Resync | Refuse, now: float) -> None:
-        if isinstance(message, Resync):
+    def _given_back(
+        self, session: RemoteSession, pool: DraftPool, message: messages.Resync | messages.Refuse, now: float
+    ) -> None:
+        if isinstance(message, messages.Resync):
             pool.drops.add("resyncs", 1, now, message.reason)
             pool.told.clear()  # it lacks something; the next Opens have all tokens
             self._set_back(session, now)
@@ -405,7 +387,7 @@ class TargetMachine(Dialer[DraftPool]):
             others = {other.peer for other in self.pools if not other.draining}
             self._set_back(session, now, breach=others <= session.refused_by)
 
-    def _attach(self, session: RemoteSession, pool: DraftPool, pushed: Tree, now: float) -> None:
+    def _attach(self, session: RemoteSession, pool: DraftPool, pushed: messages.Tree, now: float) -> None:
         if pushed.sequence < session.pushes:
             pool.drops.add("stale_frames", 1, now)  # it came twice
             return

@@ -5,13 +5,14 @@
     draft    " return" "s" " " "(" "x" </s>     the draft's ids: only what its forward reads
 
 Drafts give ids of the target, of tokens that both have (`core.executor.SharedTokens`). They read the target's text as
-their own tokenizer writes it (`core/drafting/mapped_text.py`).
+their own tokenizer writes it (`MappedText`).
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, takewhile
+from operator import eq
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +22,8 @@ from pilotfish.core.scheduling.executor import SharedTokens
 
 #: Read in place of text that the draft has no token for. No vocabulary is as large.
 UNREAD = (1 << 31) - 1
-#: Bytes of the longest token that bytes are spelled with.
-LONGEST_SPELLED = 16
-#: Bytes that are no UTF-8, in a text decoded with `surrogateescape`.
-_ESCAPED = re.compile(r"([\udc80-\udcff]+)")
+LONGEST_SPELLED = 16  # bytes of the longest token that bytes are spelled with
+_ESCAPED = re.compile(r"([\udc80-\udcff]+)")  # bytes that are no UTF-8, in a text decoded with `surrogateescape`
 
 
 @dataclass(frozen=True)
@@ -153,3 +152,82 @@ class MappedVocabulary:
     added_tokens: Mapping[int, str]  # of the target, beyond its base vocabulary, by their ids
     grammars: GrammarSource = no_grammars  # by the target's tokenizer
     masks: MaskMaker = masks_when_asked  # of those
+
+
+#: Bytes of the text's end that may be written anew, at least; from a word's start if one is within twice as many.
+WINDOW = 64
+_SPACES = b" \t\r\n"
+
+
+class MappedText:
+    """A target's sequence as a draft with another tokenizer reads it; `inputs` is the same list for ever.
+
+        target   … " re" "turn" " x"                    draft   … " return" " x"
+                 + " +" "="   nobody guessed them             + " +="            the last words are written anew
+                 + " 1"       it was guessed                  + " 1"             its counterpart is added
+
+    Guessed tokens have counterparts with KV and are followed one by one. After others the last bytes of the text are
+    tokenized anew, which may join the target's pieces; the beginning and its KV stay. Where the target has all of the
+    draft's tokens each token is read by itself."""
+
+    def __init__(self, vocabulary: VocabularyMap, tokens: Sequence[int]) -> None:
+        self.map = vocabulary
+        begun = [vocabulary.mark(token) for token in tokens[:1]]
+        self.inputs: list[int] = list(() if begun[:1] == list(vocabulary.lead[:1]) else vocabulary.lead)
+        self._start = len(self.inputs)  # from here on they may be written anew,
+        self._open = bytearray()  # as this text
+        self.read(tokens)
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Add guessed tokens."""
+        if self.map.nested:
+            self.inputs += map(self.map.counterpart, tokens)
+            return
+        for token in tokens:
+            self.inputs.append(self.map.counterpart(token))
+            if self.map.mark(token) is None:
+                self._open += self.map.text(token)
+            else:
+                self._begin()
+        self._shorten()
+
+    def read(self, tokens: Sequence[int]) -> int:
+        """Add tokens that were not guessed; how many first inputs stay."""
+        kept = len(self.inputs)
+        if self.map.nested:
+            self.inputs += [piece for token in tokens for piece in self.map.pieces(token)]
+            return kept
+        for token in tokens:
+            mark = self.map.mark(token)
+            if mark is None:
+                self._open += self.map.text(token)
+            else:
+                kept = min(kept, self._write())
+                self.inputs.append(mark)
+                self._begin()
+        kept = min(kept, self._write())
+        self._shorten()
+        return kept
+
+    def _begin(self) -> None:
+        """No text reaches across a special token."""
+        self._start = len(self.inputs)
+        self._open.clear()
+
+    def _write(self) -> int:
+        written = self.map.written(bytes(self._open))
+        same: int = self._start + sum(takewhile(bool, map(eq, self.inputs[self._start :], written)))
+        self.inputs[same:] = written[same - self._start :]
+        return same
+
+    def _shorten(self) -> None:
+        if len(self._open) <= 2 * WINDOW:
+            return
+        start, size = len(self.inputs), 0
+        while start > self._start and size < 2 * WINDOW:
+            start -= 1
+            size += self.map.length(self.inputs[start])
+            if size >= WINDOW and self._open[-size] in _SPACES:
+                break
+        self._start = start
+        del self._open[:-size]

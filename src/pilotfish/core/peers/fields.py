@@ -10,10 +10,8 @@ from msgspec import Meta, Struct
 
 from pilotfish.printable import printable
 
-#: Bytes of one frame.
-MAX_FRAME = 1 << 24
-#: Characters of a text for people.
-MAX_TEXT = 1024
+MAX_FRAME = 1 << 24  # bytes of one frame
+MAX_TEXT = 1024  # characters of a text for people
 #: A peer's address: for who listens the other side's incarnation and key, for who dials the number of a pool.
 Peer: TypeAlias = bytes
 
@@ -25,8 +23,7 @@ Length: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 31)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 Tokens: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 22)]
 Milliseconds: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1e9)]
-#: By the sender's own clock, of any origin.
-Microseconds: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
+Microseconds: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]  # by the sender's own clock, of any origin
 #: Bytes of a salt's digest.
 SALT_BYTES = 16
 SaltDigest: TypeAlias = Annotated[bytes, Meta(min_length=SALT_BYTES, max_length=SALT_BYTES)]

@@ -24,16 +24,12 @@ from pilotfish.core.peers.fields import MAX_TEXT, Echo, Error, Notice, Outgoing,
 GREETING, FIRST_GREETING = 1.0, 0.05
 #: Seconds without a message after which a pool is silent. It answers, or sends its load, five times a second.
 SILENCE = 1.0
-#: Seconds of answers after which a pool that was silent or lost is reported as back.
-BACK = 5.0
+BACK = 5.0  # seconds of answers after which a pool that was silent or lost is reported as back
 #: Seconds until a reason that was logged is logged again: twice as many each time.
 FIRST_PAUSE, LAST_PAUSE = 60.0, 3600.0
-#: Targets of one tenant, and of all without keys.
-MAX_TARGETS = 256
-#: Round trips that are remembered.
-KEPT = 16
-#: Seconds between two Errors of a code.
-PERIOD = 1.0
+MAX_TARGETS = 256  # targets of one tenant, and of all without keys
+KEPT = 16  # round trips that are remembered
+PERIOD = 1.0  # seconds between two Errors of a code
 #: Rules of which a side may be told that it broke them.
 CODES = {
     "malformed": "the frame is no message",

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 from pilotfish.core.cache.slots import Slots
 
-#: How a hand-over ends that has brought all its tokens.
-WHOLE = "whole"
+WHOLE = "whole"  # how a hand-over ends that has brought all its tokens
 
 
 @dataclass

@@ -18,27 +18,10 @@ from dataclasses import dataclass
 
 from pilotfish.core.peers.fields import salt_digest
 from pilotfish.core.peers.peer import Dialer
+from pilotfish.core.prefilling import prefill_messages as messages
 from pilotfish.core.prefilling.handover import WHOLE, HandOver
 from pilotfish.core.prefilling.incoming import Incoming, Landing
-from pilotfish.core.prefilling.prefill_choice import PrefillChoice, PrefillOption, PromptLoad
-from pilotfish.core.prefilling.prefill_messages import (
-    Fetch,
-    FromPrefill,
-    OrderDone,
-    OrderFailed,
-    PrefillHello,
-    PrefillLoad,
-    PrefillOrder,
-    PrefillRefuse,
-    Release,
-    Renewal,
-    SegmentBytes,
-    SegmentGone,
-    SegmentReady,
-    Taken,
-    Welcome,
-)
-from pilotfish.core.prefilling.prefill_pools import PrefillPool, mismatch
+from pilotfish.core.prefilling.prefill_pools import PrefillChoice, PrefillOption, PrefillPool, PromptLoad, mismatch
 from pilotfish.core.prefilling.segments import SegmentReference
 
 #: Least seconds of patience with a hand-over, its factor on the expected seconds (or those of computing here), and
@@ -46,8 +29,7 @@ from pilotfish.core.prefilling.segments import SegmentReference
 LEAST, PATIENCE, UNKNOWN = 1.0, 3.0, 30.0
 #: Seconds without news of a hand-over: at least, as a factor on the pool's queue, and at most once something came.
 STALL, STALLS, LONGEST_STALL = 0.25, 2.0, 5.0
-#: Seconds that OrderDone may come late once all is there: it is only for reports.
-LAST_WORD = 0.02
+LAST_WORD = 0.02  # seconds that OrderDone may come late once all is there: it is only for reports
 
 #: Why a hand-over ended before it brought all its tokens.
 BUSY, FAILED, GONE, LATE, STALLED, REFUSED, CANCELLED = (
@@ -66,7 +48,7 @@ class PoolMemory:
     it takes room on its host, even if its owner is gone."""
 
     pool: PrefillPool
-    welcome: Welcome | None = None
+    welcome: messages.Welcome | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +63,7 @@ class ReadSegment:
 class HandOverMachine(Dialer[PrefillPool]):
     def __init__(
         self,
-        greeting: PrefillHello | None,
+        greeting: messages.PrefillHello | None,
         pools: Sequence[PrefillPool],
         least: int | None = None,
         salt_key: bytes = b"",
@@ -126,7 +108,7 @@ class HandOverMachine(Dialer[PrefillPool]):
         self._incoming[self._next] = incoming
         self._next += 1
         salt = salt_digest(handover.salt, self._salt_key)
-        self._send(pool, PrefillOrder(incoming.number, list(handover.tokens), handover.first, salt))
+        self._send(pool, messages.PrefillOrder(incoming.number, list(handover.tokens), handover.first, salt))
         return incoming
 
     def settle(self, now: float) -> list[Incoming]:
@@ -176,7 +158,7 @@ class HandOverMachine(Dialer[PrefillPool]):
             pool.failed(now)
         if outcome in (LATE, STALLED):
             pool.exposed.lose(handover.report.seconds)
-        self._send(pool, Release(incoming.number))
+        self._send(pool, messages.Release(incoming.number))
 
     # -- whoever does the work
 
@@ -193,7 +175,7 @@ class HandOverMachine(Dialer[PrefillPool]):
         incoming.landings.append(Landing(now, seconds))
         report.transfer += seconds
         report.size += work.reference.size
-        self._send(incoming.pool, Taken(incoming.number, [work.reference.number]))
+        self._send(incoming.pool, messages.Taken(incoming.number, [work.reference.number]))
         if incoming.complete:
             incoming.complete_at = now
             self.settled = True
@@ -211,14 +193,14 @@ class HandOverMachine(Dialer[PrefillPool]):
     # -- the pools
 
     @property
-    def _introduction(self) -> PrefillHello:
+    def _introduction(self) -> messages.PrefillHello:
         assert self.greeting is not None  # or no pool had joined
         return self.greeting
 
     def leave(self, pool: PrefillPool) -> None:
         self._remove(pool)
         for incoming in self.at(pool):
-            self._send(pool, Release(incoming.number))
+            self._send(pool, messages.Release(incoming.number))
         pool.leaves()
         self._end_life(pool)
 
@@ -230,7 +212,7 @@ class HandOverMachine(Dialer[PrefillPool]):
             if not pool.ready and pool.hello_due(now):
                 self._send(pool, self._introduction)
             elif pool.renewal_due(now):
-                self._send(pool, Renewal([incoming.number for incoming in self.at(pool)]))
+                self._send(pool, messages.Renewal([incoming.number for incoming in self.at(pool)]))
 
     def lost(self, pool: PrefillPool, reason: str) -> None:
         if pool.welcome is not None:
@@ -248,22 +230,22 @@ class HandOverMachine(Dialer[PrefillPool]):
         for incoming in self.at(pool):
             self._stop(incoming, REFUSED)
 
-    def receive(self, pool: PrefillPool, message: FromPrefill, now: float) -> None:
+    def receive(self, pool: PrefillPool, message: messages.FromPrefill, now: float) -> None:
         match message:
-            case Welcome():
+            case messages.Welcome():
                 self._welcomed(pool, message, now)
-            case PrefillRefuse():
+            case messages.PrefillRefuse():
                 self._end_life(pool)
                 pool.refuses(message.reason, now)
-            case PrefillLoad():
+            case messages.PrefillLoad():
                 pool.heard(message, now)
             case _:
-                number = message.reference.handover if isinstance(message, SegmentReady) else message.handover
+                number = message.reference.handover if isinstance(message, messages.SegmentReady) else message.handover
                 incoming = self._incoming.get(number)
                 if incoming is not None and incoming.pool is pool and not incoming.outcome:
                     self._heard_of(incoming, message, now)
 
-    def _welcomed(self, pool: PrefillPool, welcome: Welcome, now: float) -> None:
+    def _welcomed(self, pool: PrefillPool, welcome: messages.Welcome, now: float) -> None:
         if pool.same_life(welcome):
             return
         self._end_life(pool)
@@ -285,28 +267,28 @@ class HandOverMachine(Dialer[PrefillPool]):
             incoming.moved, report = now, incoming.handover.report
             report.arriving = report.arriving or now - incoming.began
             if pool.fetches:
-                self._send(pool, Fetch(reference))
+                self._send(pool, messages.Fetch(reference))
             else:
                 self.work.append(ReadSegment(incoming, reference))
 
-    def _heard_of(self, incoming: Incoming, message: FromPrefill, now: float) -> None:
+    def _heard_of(self, incoming: Incoming, message: messages.FromPrefill, now: float) -> None:
         match message:
-            case SegmentReady():
+            case messages.SegmentReady():
                 self._announced(incoming, message.reference, now)
-            case SegmentBytes():
+            case messages.SegmentBytes():
                 self._received(incoming, message, now)
-            case SegmentGone():
+            case messages.SegmentGone():
                 self.refuse(incoming, "gone", now, message.reason)
-            case OrderDone():
+            case messages.OrderDone():
                 self._done(incoming, message, now)
-            case OrderFailed(busy=True):
+            case messages.OrderFailed(busy=True):
                 incoming.pool.busy(now)
                 self._stop(incoming, BUSY)
-            case OrderFailed():
+            case messages.OrderFailed():
                 incoming.pool.drops.add("orders", 1, now, message.reason)
                 self._stop(incoming, FAILED)
 
-    def _received(self, incoming: Incoming, message: SegmentBytes, now: float) -> None:
+    def _received(self, incoming: Incoming, message: messages.SegmentBytes, now: float) -> None:
         reference = incoming.awaited.get(message.number)
         if reference is None or message.number in incoming.received or not incoming.pool.fetches:
             self.refuse(incoming, "unexpected", now, f"bytes of segment {message.number}")
@@ -316,7 +298,7 @@ class HandOverMachine(Dialer[PrefillPool]):
         incoming.moved = now
         self.work.append(ReadSegment(incoming, reference, message.data))
 
-    def _done(self, incoming: Incoming, message: OrderDone, now: float) -> None:
+    def _done(self, incoming: Incoming, message: messages.OrderDone, now: float) -> None:
         if incoming.done is not None or message.segments != incoming.segments or not incoming.announced_all:
             self.refuse(incoming, "unexpected", now, f"an end after {incoming.segments} of {message.segments} segments")
             return

@@ -17,32 +17,12 @@ from msgspec.structs import replace
 
 from pilotfish.core.peers.fields import MAX_TEXT, Peer
 from pilotfish.core.peers.peer import Listener
-from pilotfish.core.prefilling.prefill_messages import (
-    MAX_HANDOVERS,
-    PREFILL_VERSION,
-    Fetch,
-    OrderDone,
-    OrderFailed,
-    PrefillHello,
-    PrefillLoad,
-    PrefillOrder,
-    PrefillRefuse,
-    Release,
-    Renewal,
-    SegmentBytes,
-    SegmentGone,
-    SegmentReady,
-    Taken,
-    ToPrefill,
-    Welcome,
-)
+from pilotfish.core.prefilling import prefill_messages as messages
 from pilotfish.core.prefilling.prefill_orders import OrderEnding, OrderingTarget, PlacedSegment, TakenOrder
 from pilotfish.core.prefilling.segments import SegmentReference
 
-#: Leases of silence after which a target is forgotten.
-FORGOTTEN = 2
-#: Reasons to turn targets away that are logged, each once.
-MAX_REASONS = 64
+FORGOTTEN = 2  # leases of silence after which a target is forgotten
+MAX_REASONS = 64  # reasons to turn targets away that are logged, each once
 #: Tokens of a forward from which a token's time is learned, and the learning rate.
 MEASURED, RATE = 64, 0.2
 
@@ -66,7 +46,7 @@ class PrefillMachine(Listener[OrderingTarget]):
     """Ended orders are appended to `ended`."""
 
     def __init__(
-        self, welcome: Welcome, limits: PrefillLimits, places: SegmentPlaces, new_key: Callable[[], bytes]
+        self, welcome: messages.Welcome, limits: PrefillLimits, places: SegmentPlaces, new_key: Callable[[], bytes]
     ) -> None:
         """`welcome` is told to each target, with a key for MACs of its own from `new_key`."""
         super().__init__()
@@ -118,9 +98,11 @@ class PrefillMachine(Listener[OrderingTarget]):
 
     # -- messages
 
-    def receive(self, peer: Peer, message: ToPrefill, now: float, tenant: str = "", weight: float = 1.0) -> None:
+    def receive(
+        self, peer: Peer, message: messages.ToPrefill, now: float, tenant: str = "", weight: float = 1.0
+    ) -> None:
         target = self._targets.get(peer)
-        if isinstance(message, PrefillHello):
+        if isinstance(message, messages.PrefillHello):
             self._greet(peer, message, OrderingTarget(tenant, now, weight, self._new_key()))
             return
         if target is None:
@@ -128,22 +110,22 @@ class PrefillMachine(Listener[OrderingTarget]):
             return
         target.heard = now
         match message:
-            case Renewal():
+            case messages.Renewal():
                 self._renew(peer, target, message, now)
-            case PrefillOrder():
+            case messages.PrefillOrder():
                 self._order(peer, target, message, now)
-            case Fetch():
+            case messages.Fetch():
                 self._fetch(peer, target, message.reference, now)
-            case Taken():
+            case messages.Taken():
                 self._taken(target, message, now)
-            case Release():
+            case messages.Release():
                 if (order := target.orders.get(message.handover)) is not None:
                     self._end(order, OrderEnding.RELEASED, now)
 
     def malformed(self, peer: Peer, reason: str) -> None:
         self._count_malformed(peer, reason)
 
-    def _greet(self, peer: Peer, greeting: PrefillHello, new: OrderingTarget) -> None:
+    def _greet(self, peer: Peer, greeting: messages.PrefillHello, new: OrderingTarget) -> None:
         """A known target stays who it was: its Welcome may have been lost."""
         known = self._targets.get(peer)
         reason = self._mismatch(greeting) or (self._too_many(new.tenant) if known is None else None)
@@ -158,44 +140,46 @@ class PrefillMachine(Listener[OrderingTarget]):
         known.heard = new.heard
         self._send(peer, replace(self.welcome, mac_key=known.mac_key))
 
-    def _mismatch(self, greeting: PrefillHello) -> str | None:
-        if greeting.version != PREFILL_VERSION:
-            return f"protocol version: {PREFILL_VERSION}, not {greeting.version}"
+    def _mismatch(self, greeting: messages.PrefillHello) -> str | None:
+        if greeting.version != messages.PREFILL_VERSION:
+            return f"protocol version: {messages.PREFILL_VERSION}, not {greeting.version}"
         return self.welcome.identity.difference(greeting.identity)
 
     def _turn_away(self, peer: Peer, reason: str) -> None:
-        self._send(peer, PrefillRefuse(reason[:MAX_TEXT]))
+        self._send(peer, messages.PrefillRefuse(reason[:MAX_TEXT]))
         if reason not in self._reasons and len(self._reasons) < MAX_REASONS:
             self._reasons.add(reason)
             self._note(logging.WARNING, f"turned a target away: {reason}")
 
-    def _answer_stranger(self, peer: Peer, message: ToPrefill) -> None:
+    def _answer_stranger(self, peer: Peer, message: messages.ToPrefill) -> None:
         """It greets again once its Renewals have had no answer."""
-        if isinstance(message, PrefillOrder):
-            self._send(peer, OrderFailed(message.handover, "no Hello came before"))
-        elif isinstance(message, Fetch):
+        if isinstance(message, messages.PrefillOrder):
+            self._send(peer, messages.OrderFailed(message.handover, "no Hello came before"))
+        elif isinstance(message, messages.Fetch):
             self._gone(peer, message.reference, "no Hello came before")
 
-    def _renew(self, peer: Peer, target: OrderingTarget, renewal: Renewal, now: float) -> None:
+    def _renew(self, peer: Peer, target: OrderingTarget, renewal: messages.Renewal, now: float) -> None:
         for number in renewal.handovers:
             if (order := target.orders.get(number)) is not None:
                 order.expires = now + self.welcome.lease
         self._send(peer, self.load())
 
-    def load(self) -> PrefillLoad:
+    def load(self) -> messages.PrefillLoad:
         orders = self.orders
         pending = sum(order.pending for order in orders if order.unsent)
-        return PrefillLoad(min(pending, (1 << 31) - 1), self.free_slots, 1000 * self.token_seconds, len(orders))
+        return messages.PrefillLoad(
+            min(pending, (1 << 31) - 1), self.free_slots, 1000 * self.token_seconds, len(orders)
+        )
 
     # -- orders
 
-    def _order(self, peer: Peer, target: OrderingTarget, message: PrefillOrder, now: float) -> None:
+    def _order(self, peer: Peer, target: OrderingTarget, message: messages.PrefillOrder, now: float) -> None:
         if message.handover in target.orders:
             return
         reason = self._unservable(message)
         busy = None if reason else self._saturated(target, message)
         if reason or busy:
-            self._send(peer, OrderFailed(message.handover, reason or busy or "", busy=busy is not None))
+            self._send(peer, messages.OrderFailed(message.handover, reason or busy or "", busy=busy is not None))
             return
         digest = "" if message.salt is None else message.salt.hex()
         salt = f"{target.tenant} {digest}" if target.tenant or digest else None
@@ -205,7 +189,7 @@ class PrefillMachine(Listener[OrderingTarget]):
             target.clock = max(target.clock, self._last_turn)
         target.waiting.append(order)
 
-    def _unservable(self, message: PrefillOrder) -> str | None:
+    def _unservable(self, message: messages.PrefillOrder) -> str | None:
         count, context = len(message.tokens), self.welcome.context
         if count > context:
             return f"tokens: {count} do not fit into the {context} that the worker has"
@@ -215,9 +199,9 @@ class PrefillMachine(Listener[OrderingTarget]):
             return f"tokens: {most} is not among the {self._limits.vocab_size} that the model has"
         return None
 
-    def _saturated(self, target: OrderingTarget, message: PrefillOrder) -> str | None:
-        if len(target.orders) >= MAX_HANDOVERS:
-            return f"{MAX_HANDOVERS} hand-overs are held already"
+    def _saturated(self, target: OrderingTarget, message: messages.PrefillOrder) -> str | None:
+        if len(target.orders) >= messages.MAX_HANDOVERS:
+            return f"{messages.MAX_HANDOVERS} hand-overs are held already"
         queued = target.queued
         if queued and queued + len(message.tokens) > self._limits.queued:
             return f"{queued} tokens wait already"
@@ -257,7 +241,7 @@ class PrefillMachine(Listener[OrderingTarget]):
 
     def fail(self, order: TakenOrder, reason: str, now: float) -> None:
         if order.live:
-            self._send(order.peer, OrderFailed(order.handover, reason[:MAX_TEXT]))
+            self._send(order.peer, messages.OrderFailed(order.handover, reason[:MAX_TEXT]))
             self._end(order, OrderEnding.FAILED, now)
 
     # -- segments
@@ -267,18 +251,14 @@ class PrefillMachine(Listener[OrderingTarget]):
         if not order.live:
             return False
         reference = SegmentReference(
-            **vars(placed),
-            handover=order.handover,
-            sequence=order.sequence,
-            number=order.segments,
-            layout=self._layout,
+            **vars(placed), handover=order.handover, sequence=order.sequence, number=order.segments, layout=self._layout
         ).signed(self._targets[order.peer].mac_key)
         order.held[order.segments] = reference
         order.segments += 1
         order.size += placed.size
         order.unsent -= placed.tokens * placed.layers
         order.moved = now
-        self._send(order.peer, SegmentReady(reference))
+        self._send(order.peer, messages.SegmentReady(reference))
         if not order.unsent:
             self._done(order, now)
         return True
@@ -287,7 +267,7 @@ class PrefillMachine(Listener[OrderingTarget]):
         started = now if order.started is None else order.started
         computing = (now if order.computed is None else order.computed) - started
         queued = started - order.ordered
-        self._send(order.peer, OrderDone(order.handover, order.segments, order.cached, queued, computing))
+        self._send(order.peer, messages.OrderDone(order.handover, order.segments, order.cached, queued, computing))
 
     def _fetch(self, peer: Peer, target: OrderingTarget, reference: SegmentReference, now: float) -> None:
         found = self._found(target, reference)
@@ -297,7 +277,7 @@ class PrefillMachine(Listener[OrderingTarget]):
             order = target.orders[reference.handover]
             order.fetched.add(reference.number)
             order.moved = now
-            self._send(peer, SegmentBytes(reference.handover, reference.number, found))
+            self._send(peer, messages.SegmentBytes(reference.handover, reference.number, found))
 
     def _found(self, target: OrderingTarget, reference: SegmentReference) -> memoryview | str:
         if not reference.authentic(target.mac_key):
@@ -311,9 +291,9 @@ class PrefillMachine(Listener[OrderingTarget]):
         return "its memory is another one's" if data is None else data
 
     def _gone(self, peer: Peer, reference: SegmentReference, reason: str) -> None:
-        self._send(peer, SegmentGone(reference.handover, reference.number, reason))
+        self._send(peer, messages.SegmentGone(reference.handover, reference.number, reason))
 
-    def _taken(self, target: OrderingTarget, message: Taken, now: float) -> None:
+    def _taken(self, target: OrderingTarget, message: messages.Taken, now: float) -> None:
         order = target.orders.get(message.handover)
         if order is None:
             return

@@ -22,15 +22,12 @@ from pilotfish.core.peers.fields import Id, Index, Length, Milliseconds, Readabl
 from pilotfish.core.prefilling.segments import KVIdentity, SegmentReference
 
 PREFILL_VERSION = 1
-#: Hand-overs of one target that a worker takes at a time.
-MAX_HANDOVERS = 1 << 12
-#: Bytes of a key for MACs.
-MAC_KEY_BYTES = 32
+MAX_HANDOVERS = 1 << 12  # hand-overs of one target that a worker takes at a time
+MAC_KEY_BYTES = 32  # bytes of a key for MACs
 
 Ids: TypeAlias = Annotated[list[Id], Meta(max_length=MAX_HANDOVERS)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1e9)]
-#: Bytes of a worker's memory for segments.
-Size: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 53)]
+Size: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 53)]  # bytes of a worker's memory for segments
 
 
 class PrefillHello(Readable, tag="greeting", frozen=True):

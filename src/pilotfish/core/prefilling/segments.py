@@ -7,8 +7,6 @@ Workers put segments into memory that they own. Readers check the reference befo
 a segment that differs from its reference is not used.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Sequence
@@ -83,7 +81,7 @@ class KVIdentity(Struct, frozen=True):
     facts: Annotated[dict[str, Annotated[str, Meta(max_length=1024)]], Meta(max_length=32)]
     layout: KVLayout
 
-    def difference(self, other: KVIdentity) -> str | None:
+    def difference(self, other: "KVIdentity") -> str | None:
         """The first fact that differs, as `name: ours, not theirs`; None if all are equal."""
         for name in (*self.facts, *other.facts):
             ours, theirs = self.facts.get(name, "none"), other.facts.get(name, "none")
@@ -110,7 +108,7 @@ class SegmentReference(Struct, frozen=True):
     content: Annotated[int, Meta(ge=0, lt=1 << 32)]  # CRC-32 of the bytes
     mac: Mac = bytes(MAC_BYTES)  # of all else; its key is known to the owner and to the target that it is for
 
-    def signed(self, key: bytes) -> SegmentReference:
+    def signed(self, key: bytes) -> "SegmentReference":
         return msgspec.structs.replace(self, mac=self._mac(key))
 
     def authentic(self, key: bytes) -> bool:

@@ -6,8 +6,7 @@ from collections.abc import Collection
 #: Shares of a target's capacity: the goal, and what fewer targets must stay below before one is taken away, so that no
 #: number of targets is both too many and too few.
 GOAL, CALM = 0.8, 0.6
-#: Rounding error of a float.
-_EPSILON = 1e-9
+_EPSILON = 1e-9  # rounding error of a float
 
 
 def targets_wanted(demands: Collection[float], now: int) -> int:

@@ -15,10 +15,8 @@ from dataclasses import dataclass, field
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.routing.held_prefixes import HeldCopies, Replica, RoutingKey
 
-#: Cost of a token that requests own to others, over computing one.
-LIVE = 0.02
-#: Tokens that could be computed while a request waits until another has ended.
-ROOM = 1000
+LIVE = 0.02  # cost of a token that requests own to others, over computing one
+ROOM = 1000  # tokens that could be computed while a request waits until another has ended
 #: Share of a prompt: a difference in work too small to move a session for, so that servers do not all pick one replica.
 LITTLE = 0.1
 

@@ -4,8 +4,6 @@ output   { "name ─┬─ ": "  ─── A        every node has a state of it
                   └─ ": 5               illegal where the schema wants a text
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from math import log
@@ -18,12 +16,9 @@ from numpy.typing import NDArray
 from pilotfish.core.trees.tree import GRAMMAR, ROOT, Guesses
 from pilotfish.errors import ParameterError
 
-#: Characters of a schema, an expression or a grammar.
-MAX_LENGTH = 1 << 18
-#: Tokens of the end of a reasoning.
-MAX_MARK = 64
-#: Bits of a mask's word.
-WORD = 32
+MAX_LENGTH = 1 << 18  # characters of a schema, an expression or a grammar
+MAX_MARK = 64  # tokens of the end of a reasoning
+WORD = 32  # bits of a mask's word
 
 Bits = NDArray[np.int32]  # bit t % 32 of word t // 32 says whether token t may be given
 
@@ -41,24 +36,20 @@ class Constraint(Struct, frozen=True, omit_defaults=True):
     opening: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
 
     @classmethod
-    def json(cls, schema: Mapping[str, Any] | bool | str, *, compact: bool = False) -> Constraint:
+    def json(cls, schema: Mapping[str, Any] | bool | str, *, compact: bool = False) -> "Constraint":
         text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
         return cls("json_schema", _bounded(text), compact)
 
     @classmethod
-    def json_object(cls, *, compact: bool = False) -> Constraint:
-        return cls("json_schema", '{"type": "object"}', compact)
-
-    @classmethod
-    def regex(cls, pattern: str) -> Constraint:
+    def regex(cls, pattern: str) -> "Constraint":
         return cls("regex", _bounded(pattern))
 
     @classmethod
-    def grammar(cls, text: str) -> Constraint:
+    def grammar(cls, text: str) -> "Constraint":
         return cls("grammar", _bounded(text))
 
     @classmethod
-    def choice(cls, texts: Sequence[str]) -> Constraint:
+    def choice(cls, texts: Sequence[str]) -> "Constraint":
         if not texts or not all(texts):
             raise ParameterError("structured_outputs", list(texts), "a choice of one or more texts that are not empty")
         quoted = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)

@@ -7,8 +7,6 @@
 Sparse: a few token ids a row. `model/rules.py` applies them to tensors.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +30,7 @@ class SeenTokens:
     known: frozenset[int]  # the tokens
 
     @classmethod
-    def of(cls, counts: Mapping[int, int]) -> SeenTokens:
+    def of(cls, counts: Mapping[int, int]) -> "SeenTokens":
         tokens, times = np.fromiter(counts, np.int64, len(counts)), np.fromiter(counts.values(), np.int64, len(counts))
         return cls(tokens, times, frozenset(counts))
 
@@ -81,7 +79,7 @@ class LogitRules:
         prompt: Sequence[int],
         stop_ids: frozenset[int],
         bad_sequences: Sequence[Sequence[int]] = (),
-    ) -> LogitRules | None:
+    ) -> "LogitRules | None":
         """None where the parameters leave logits as they are."""
         excludes = bool(params.bad_token_ids or bad_sequences or (params.min_tokens and stop_ids))
         touches = params.allowed_token_ids is not None or params.logit_bias or _penalizes(params) or excludes

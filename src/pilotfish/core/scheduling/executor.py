@@ -1,7 +1,5 @@
 """The interface of policy and devices: rows of many sequences go in, tokens come out. Plain arrays on both sides."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,14 +24,14 @@ class NodeRows:
     paths: NDArray[np.int32]  # [n, deepest], slots from below the root down to the node's own, then anything
 
     @classmethod
-    def of(cls, tree: TokenTree, slots: NDArray[np.int32]) -> NodeRows:
+    def of(cls, tree: TokenTree, slots: NDArray[np.int32]) -> "NodeRows":
         """All of `tree`, in its `slots` [len(tree)]."""
         return cls(tree.tokens, tree.depths, tree.along_paths(slots)) if len(tree) else NO_NODES
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def span(self, first: int, end: int) -> NodeRows:
+    def span(self, first: int, end: int) -> "NodeRows":
         return NodeRows(self.tokens[first:end], self.depths[first:end], self.paths[first:end])
 
     @property
@@ -95,7 +93,7 @@ class TokenMasks:
         assert self._wait is not None
         return self._wait()
 
-    def of(self, samples: Ints) -> TokenMasks | None:
+    def of(self, samples: Ints) -> "TokenMasks | None":
         chosen = np.isin(self.samples, samples)
         if not chosen.any():
             return None
@@ -128,7 +126,7 @@ class Sampling(Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def of(self, samples: Ints) -> Sampling:
+    def of(self, samples: Ints) -> "Sampling":
         """Of some samples, ascending, all of one vocabulary, which is left out."""
         rows = samples if self.rows is None else self.rows[samples]
         edits = [self.edits[sample] for sample in samples.tolist()] if self.edits else ()
@@ -175,8 +173,7 @@ class Outcome(Struct, frozen=True):
     seconds: ForwardSeconds = ForwardSeconds()
 
 
-#: Deeper than any tree.
-ANY_DEPTH = 1 << 30
+ANY_DEPTH = 1 << 30  # deeper than any tree
 
 
 class Executor(Protocol):

@@ -14,8 +14,7 @@ from pilotfish.core.cache.tiers import KVLoad, Tiers
 from pilotfish.core.prefilling.handover import HandOver, Prefills
 from pilotfish.core.scheduling.request import Request
 
-#: Takes so many slots of a pool.
-Take = Callable[[int], Slots]
+Take = Callable[[int], Slots]  # takes so many slots of a pool
 
 
 class Loads:

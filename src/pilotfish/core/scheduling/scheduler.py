@@ -18,8 +18,7 @@ from pilotfish.errors import EngineError, PromptError
 #: Tokens that a request may grow, with everyone else standing still, before it can be short of slots: a step's
 #: worth for most trees. More keeps slots idle, fewer admits what is soon preempted.
 HEADROOM = 64
-#: Steps for whose slots the cache's coldest KV is in tiers before it is evicted.
-SAVED_STEPS = 4
+SAVED_STEPS = 4  # steps for whose slots the cache's coldest KV is in tiers before it is evicted
 
 
 class Scheduler:

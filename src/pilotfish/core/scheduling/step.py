@@ -32,8 +32,7 @@ class RowCosts:
         return bisect_right(range(1, most + 1), room, key=lambda count: self.of(request, count))
 
 
-#: Of a model whose output embedding costs nothing.
-PLAIN_COSTS = RowCosts()
+PLAIN_COSTS = RowCosts()  # of a model whose output embedding costs nothing
 
 
 class RowBudget:

@@ -21,8 +21,7 @@ from pilotfish.core.trees.tree import Floats, Ints
 DEPTHS, RANKS = 12, 12
 #: Prior children of each place, counted as believed; and the share of a count that is kept with each commit.
 PRIOR, DECAY = 4.0, 0.9995
-#: Tenants whose counts are kept; those who drafted longest ago give way.
-TENANTS = 512
+TENANTS = 512  # tenants whose counts are kept; those who drafted longest ago give way
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from pilotfish.core.trees.child_calibration import ChildOutcome
 from pilotfish.core.trees.tree import ROOT, Guesses
 
-#: Nodes are cleaned up when there are twice as many as were left the last time, and so many more.
-SPARE = 64
+SPARE = 64  # nodes are cleaned up when there are twice as many as were left the last time, and so many more
 
 
 class LivingTree:
@@ -105,8 +104,7 @@ class LivingTree:
         return place
 
 
-#: Of a node that was not expanded: it has no KV.
-NO_SLOT = -1
+NO_SLOT = -1  # of a node that was not expanded: it has no KV
 
 
 @dataclass(frozen=True)

@@ -195,8 +195,7 @@ def _joined(trees: Sequence[Guesses]) -> TokenTree:
     )
 
 
-#: Sampled after a row whose logits are not finite: there is nothing to sample from.
-NO_TOKEN = -1
+NO_TOKEN = -1  # sampled after a row whose logits are not finite: there is nothing to sample from
 
 
 class Verdict(Struct, frozen=True):

@@ -11,11 +11,9 @@ from pilotfish.core.drafting.messages import MAX_NODES, Tree
 from pilotfish.core.trees.lookahead import SPARE, LivingTree
 from pilotfish.core.trees.tree import ROOT, Forest
 
-#: Pushed scores are raised to this: such nodes are of no use, and sums of many stay finite.
-LEAST = -1000.0
+LEAST = -1000.0  # pushed scores are raised to this: such nodes are of no use, and sums of many stay finite
 
-#: A node as it was pushed: its id, its parent's, its token, its score.
-Row = tuple[int, int, int, float]
+Row = tuple[int, int, int, float]  # a node as it was pushed: its id, its parent's, its token, its score
 
 
 class PushedNode(Struct, frozen=True):

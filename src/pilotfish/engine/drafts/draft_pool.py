@@ -3,12 +3,13 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pilotfish.config.fields import model_name
+from pilotfish.config.fields import GGUFWeights, model_name
 from pilotfish.config.workers import DraftConfig
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
@@ -18,16 +19,17 @@ from pilotfish.core.drafting.draft_sessions import SessionTable
 from pilotfish.core.drafting.level_choice import LevelShape
 from pilotfish.core.drafting.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.core.drafting.vocabulary_map import MappedVocabulary, VocabularyMap
-from pilotfish.core.features.feature_intake import FeatureNeed
+from pilotfish.core.features.feature_frames import FeatureNeed
 from pilotfish.core.scheduling.executor import Executor
 from pilotfish.engine.heads import ConfiguredHead, note_head
 from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here
 from pilotfish.engine.processes.process import Signals, run_worker, supervised
 from pilotfish.engine.token_table import token_table
 from pilotfish.engine.trial import on_kernels
-from pilotfish.errors import InputError, ParameterError
+from pilotfish.errors import InputError, ModelError, ParameterError
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.threads import GrammarThreads
+from pilotfish.model.backends.logits_executor import LogitsExecutor
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.heads.executor import HeadSetup
 from pilotfish.model.heads.weights import is_head
@@ -41,6 +43,72 @@ from pilotfish.workers.draft import DraftWorker, Grower
 from pilotfish.workers.records import Timeline, part_of
 
 logger = logging.getLogger(__name__)
+
+SLOTS = 8192  # KV slots unless the configuration says how many
+#: Packages that each engine needs, by their modules; then the extra that installs them.
+MODULES = {"openvino": {"openvino": "openvino"}, "llama.cpp": {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}}
+EXTRAS = {"openvino": "openvino", "llama.cpp": "llama-cpp"}
+MAY_DIFFER = 0.05  # share of a file's tokens that may be written otherwise than the tokenizer writes them
+
+
+def make_backend(config: DraftConfig, tokenizer: Any) -> LogitsExecutor:
+    refuse_absent(config.backend)
+    make = _on_openvino if config.backend == "openvino" else _on_llama_cpp
+    executor = make(config, tokenizer)
+    device = config.backend_device or "its CPU"
+    logger.info("%s runs on %s, on %s, with %d KV slots", config.name, config.backend, device, executor.num_slots)
+    return executor
+
+
+def refuse_absent(backend: str) -> None:
+    """InputError for an engine that is not installed."""
+    absent = [package for module, package in MODULES.get(backend, {}).items() if find_spec(module) is None]
+    if absent:
+        install = f"pip install 'pilotfish[{EXTRAS[backend]}]'"
+        raise InputError(f"backend: {backend} needs {' and '.join(absent)}, not installed here: {install}")
+
+
+def _on_openvino(config: DraftConfig, tokenizer: Any) -> LogitsExecutor:
+    from pilotfish.model.backends.openvino_executor import OpenVINOExecutor
+
+    model, device = config.model, config.backend_device or "CPU"
+    given = min(len(tokenizer), load_config(model.target).vocab_size)
+    return OpenVINOExecutor(model.target, device, _dtype(config), model.kv_slots or SLOTS, model.num_threads, given)
+
+
+def _on_llama_cpp(config: DraftConfig, tokenizer: Any) -> LogitsExecutor:
+    from pilotfish.model.backends.llama_cpp_executor import LlamaCppExecutor
+
+    device = config.backend_device or "cpu"
+    if device not in ("cpu", "gpu"):
+        raise ParameterError("backend_device", device, "cpu or gpu: that which llama.cpp was built for")
+    options: dict[str, bool] = {"on_gpu": device == "gpu", "wide_kv": _dtype(config) == "float32"}
+    slots, threads, given = config.model.kv_slots or SLOTS, config.model.num_threads, len(tokenizer)
+    if not config.is_gguf:
+        given = min(given, load_config(config.model.target).vocab_size)
+        return LlamaCppExecutor(_converted(config), slots, threads, given, **options)
+    executor = LlamaCppExecutor(config.model.target, slots, threads, given, **options)
+    if executor.unlike(tokenizer.convert_ids_to_tokens(range(given))) > MAY_DIFFER * given:
+        raise ModelError(f"draft: {config.model.target} is of another tokenizer than {config.tokenizer_directory}")
+    return executor
+
+
+def _converted(config: DraftConfig) -> Path:
+    """GPUs are all quick in float16. Writes a GGUF file on first use."""
+    from pilotfish.model.backends.gguf_file import gguf_of
+
+    weights: GGUFWeights = "f32" if _dtype(config) == "float32" else "bf16" if _on_cpu(config) else "f16"
+    return gguf_of(config.model.target, weights)
+
+
+def _dtype(config: DraftConfig) -> str:
+    if config.is_gguf or not _on_cpu(config):
+        return "float32" if config.model.dtype == "float32" else "bfloat16"
+    return precision_here(config.model, config.model.target).name
+
+
+def _on_cpu(config: DraftConfig) -> bool:
+    return config.backend_device in ("", "cpu", "CPU")
 
 
 def run_pool(config: DraftConfig, ready: Callable[[str], None] = lambda _: None) -> None:
@@ -143,8 +211,6 @@ def load_draft(config: DraftConfig) -> LoadedDraft:
 
 
 def _load_backend(config: DraftConfig, tokenizer: Any) -> LoadedDraft:
-    from pilotfish.engine.drafts.draft_backends import make_backend
-
     executor, directory = make_backend(config, tokenizer), config.tokenizer_directory
     eos = tokenizer.eos_token_id if config.is_gguf else load_config(directory).eos_token_id
     return LoadedDraft(executor, tokenizer, read_generation_config(directory, eos, executor.vocab_size).eos_ids)

@@ -5,8 +5,6 @@ step loop         propose: the best nodes of each local copy        commit: re-r
 channel's thread  Tree: attach to the copy       Load: the pool lives       Resync: open anew at the next step
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import time
@@ -23,9 +21,8 @@ from pilotfish.core.drafting.messages import PROTOCOL_VERSION, TARGET_CAPABILITI
 from pilotfish.core.drafting.pools import DraftPool
 from pilotfish.core.drafting.target_machine import RemoteOptions, TargetMachine
 from pilotfish.core.drafting.vocabulary import added_tokens, tokenizer_digest
-from pilotfish.core.features.feature_rows import coded, feature_type
-from pilotfish.core.features.feature_sending import frames_of, row_bytes
-from pilotfish.core.features.features import FeatureSource
+from pilotfish.core.features.feature_frames import frames_of, row_bytes
+from pilotfish.core.features.features import FeatureSource, coded, feature_type
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.tree import Forest, Guesses
@@ -37,13 +34,12 @@ from pilotfish.errors import UnknownTypeError, WireError
 from pilotfish.model.heads.target import TargetFacts
 from pilotfish.wire.channel import Frame, decode_to_target, type_of
 
-#: More pools than a target has.
-MANY_POOLS = 1 << 16
+MANY_POOLS = 1 << 16  # more pools than a target has
 
 
 class RemoteDrafts(RemotePools[DraftPool]):
     role, without, must_answer = "draft", "the target serves without it", True
-    drafter: RemoteDrafter  # once `connect` has made it
+    drafter: "RemoteDrafter"  # once `connect` has made it
 
     def __init__(self, config: EngineConfig) -> None:
         """ParameterError for cores or a device that cannot be used."""
@@ -58,12 +54,8 @@ class RemoteDrafts(RemotePools[DraftPool]):
             self._start_workers(placement)
 
     def connect(
-        self,
-        tokenizer: Any,
-        vocab_size: int,
-        source: FeatureSource | None = None,
-        offer: FeatureOffer | None = None,
-    ) -> RemoteDrafter:
+        self, tokenizer: Any, vocab_size: int, source: FeatureSource | None = None, offer: FeatureOffer | None = None
+    ) -> "RemoteDrafter":
         config = self._config
         self._make_channel(config.draft_key, config.draft_pool_key, 0.1)
         options = RemoteOptions(

@@ -27,9 +27,9 @@ from pilotfish.core.scheduling.budget import AdaptiveBudget, Budget, FixedBudget
 from pilotfish.core.scheduling.calibration import StepCosts
 from pilotfish.core.scheduling.executor import Executor
 from pilotfish.core.scheduling.request import Request
-from pilotfish.engine.costs import KNOTS
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.pools.remote_pools import ANSWER, SWITCH_INTERVAL, salt_key
+from pilotfish.engine.trial import KNOTS
 from pilotfish.wire.channel import ChannelThread, Received
 from pilotfish.wire.curve_keys import KeyPair, TargetKeys, load_key_pair, public_key
 from pilotfish.wire.serving import ShadowReport
@@ -41,8 +41,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds after which the shadows' thread looks for requests that have ended, at the latest.
 PERIOD = 0.05
-#: Seconds of CPU time of the calling thread so far.
-cpu_seconds = time.thread_time
+cpu_seconds = time.thread_time  # seconds of CPU time of the calling thread so far
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from pilotfish.wire.sockets import DialingChannel
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that the channel's thread has to take in a change.
-CHANGE = 30.0
+CHANGE = 30.0  # seconds that the channel's thread has to take in a change
 
 AnyPool = TypeVar("AnyPool", bound=DraftPool | PrefillPool)
 

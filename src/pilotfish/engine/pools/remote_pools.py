@@ -32,8 +32,7 @@ logger = getLogger(__name__)
 
 #: Seconds that a worker may take to load, and a pool to answer.
 LOADING, ANSWER = 600.0, 5.0
-#: Starts again after which a worker that never served is given up.
-MAX_RESTARTS = 3
+MAX_RESTARTS = 3  # starts again after which a worker that never served is given up
 #: Seconds after which a thread that holds the interpreter gives way: between two forwards the step loop must not wait
 #: for the thread that owns the channel as long as Python's own 5 ms.
 SWITCH_INTERVAL = 0.0002

@@ -37,15 +37,13 @@ from pilotfish.model.pacer import Pacer
 from pilotfish.wire.channel import Channel, ChannelThread
 from pilotfish.wire.curve_keys import load_pool_keys
 from pilotfish.wire.sockets import ListeningChannel
-from pilotfish.workers.export import Exporter
+from pilotfish.workers.export import Exporter, SharedMachine
 from pilotfish.workers.prefill import PrefillWorker
 from pilotfish.workers.records import Timeline, part_of
-from pilotfish.workers.shared import SharedMachine
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks at leases.
-TICK = 0.1
+TICK = 0.1  # seconds between two looks at leases
 
 
 def run_prefill_pool(config: PrefillConfig, ready: Callable[[str], None] = lambda _: None) -> None:

@@ -10,10 +10,8 @@ from pilotfish.config.workers import PrefillConfig
 from pilotfish.errors import ParameterError
 
 GIB = 1 << 30
-#: Of the memory that is available at start, where no limit is given.
-SHARE = 0.9
-#: Bytes that a draft worker has beside its weights and as much for KV, about.
-_OF_A_DRAFT = GIB
+SHARE = 0.9  # of the memory that is available at start, where no limit is given
+_OF_A_DRAFT = GIB  # bytes that a draft worker has beside its weights and as much for KV, about
 
 
 def divided(config: EngineConfig, targets: int = 1) -> EngineConfig:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import logging
 import os
 import queue
@@ -20,14 +18,11 @@ from pilotfish.errors import EngineError
 logger = logging.getLogger(__name__)
 
 Status = Literal["starting", "running", "restarting", "failed", "stopped"]
-#: The exit code of a worker that cannot use what it was given: to start it again would not help.
-BAD_INPUT = 2
+BAD_INPUT = 2  # the exit code of a worker that cannot use what it was given: to start it again would not help
 #: Seconds until a worker that ended is started again; twice that the next time, and so on up to `LONGEST_DELAY`.
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
-#: Seconds of a run after which the delays begin anew.
-HEALTHY = 30.0
-#: Seconds between two looks at what nobody tells of.
-POLL = 0.01
+HEALTHY = 30.0  # seconds of a run after which the delays begin anew
+POLL = 0.01  # seconds between two looks at what nobody tells of
 #: Bytes of a temporary directory's path that leave room for a socket's name below it (unix(7): 108, elsewhere 104).
 LONGEST_BASE = 64
 
@@ -89,7 +84,7 @@ class Supervisor:
         self._finalizer.detach()
 
 
-def _shut_down(workers: Sequence[_Worker], directory: Path, grace: float, pid: int) -> None:
+def _shut_down(workers: "Sequence[_Worker]", directory: Path, grace: float, pid: int) -> None:
     """`pid` is of the process that made the supervisor."""
     if os.getpid() != pid:  # a fork, which has none of the threads
         return

@@ -9,8 +9,7 @@ from pilotfish.errors import ParameterError
 
 logger = logging.getLogger(__name__)
 
-#: By default a draft worker has one core of so many, and at least one.
-CORES_PER_DRAFT_CORE = 8
+CORES_PER_DRAFT_CORE = 8  # by default a draft worker has one core of so many, and at least one
 
 
 @dataclass(frozen=True)

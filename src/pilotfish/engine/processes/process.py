@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ctypes
 import io
 import logging
@@ -25,8 +23,7 @@ logger = logging.getLogger(__name__)
 PARENT, DIRECTORY, LOG_FORMAT = "PILOTFISH_PARENT", "PILOTFISH_DIRECTORY", "PILOTFISH_LOG_FORMAT"
 #: Environment variables that size the thread pools of torch and its libraries.
 THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-#: Characters; a longer line of a worker is passed on in pieces.
-LONGEST_LINE = 1 << 16
+LONGEST_LINE = 1 << 16  # characters; a longer line of a worker is passed on in pieces
 #: Seconds to read what an ended worker has written.
 LAST_WORDS = 1.0
 _PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -215,7 +212,7 @@ class Signals:
     def stopped(self) -> bool:
         return bool(self.received) and self._stop is None
 
-    def __enter__(self) -> Signals:
+    def __enter__(self) -> "Signals":
         all_three = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         numbers = all_three if supervised() else heeded(all_three)
         self._before = {number: signal.signal(number, self._handle) for number in numbers}

@@ -1,7 +1,5 @@
 """Imports no torch."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import time
@@ -84,7 +82,7 @@ class Ranks:
         return len(self._links)
 
     @contextmanager
-    def together(self, batch: Batch) -> Iterator[None]:
+    def together(self, batch: "Batch") -> Iterator[None]:
         """The others run this batch meanwhile. RankLost if one does not, and from then on: their place in it is
         unknown."""
         self.refuse_lost()
@@ -103,7 +101,7 @@ class Ranks:
                 self.refuse_lost()
             raise
 
-    def _written(self, batch: Batch) -> bytes:
+    def _written(self, batch: "Batch") -> bytes:
         """The frame that says where."""
         which, tensors = self._forwards % 2, batch.tensors()
         shapes = [[*tensor.shape] for tensor in tensors]

@@ -18,8 +18,7 @@ from pilotfish.core.routing.held_prefixes import routing_keys
 from pilotfish.core.routing.router import RouteRequest
 from pilotfish.core.sampling.noise import DRAWN_SEED_BITS
 from pilotfish.engine.targets.fleet import Fleet
-from pilotfish.engine.targets.own_targets import TARGET
-from pilotfish.engine.targets.replica import Replica, ReplicaHealth, RoutedTokens
+from pilotfish.engine.targets.replica import TARGET, Replica, ReplicaHealth, RoutedTokens
 from pilotfish.engine.targets.stream import OpenRequest, Stream
 from pilotfish.errors import EngineError, ParameterError, PromptError, TargetUnavailable
 from pilotfish.wire.serving import Delta, EngineRequest, Failure, Identity, StepReport

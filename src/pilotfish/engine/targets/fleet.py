@@ -24,31 +24,13 @@ from pilotfish.core.routing.router import Router
 from pilotfish.engine.processes.launch import Supervisor, WorkerState
 from pilotfish.engine.processes.process import WorkerSpec, command_of
 from pilotfish.engine.targets.members import Member, Members, MembersFile, MembersThread
-from pilotfish.engine.targets.own_targets import OwnTarget, num_own, own_targets
-from pilotfish.engine.targets.replica import Replica, RoutedTokens
+from pilotfish.engine.targets.replica import OwnTarget, Replica, RoutedTokens, num_own, own_targets
 from pilotfish.engine.targets.stream import OpenRequest
 from pilotfish.errors import ParameterError, WireError
+from pilotfish.wire import serving
 from pilotfish.wire.channel import ChannelThread, Received, decoded, encode
 from pilotfish.wire.curve_keys import KeyPair, TargetKeys, load_key_pair, load_target_keys
 from pilotfish.wire.endpoints import Endpoint, check_private, check_spelling, dialled_endpoint
-from pilotfish.wire.serving import (
-    ATTEND,
-    SERVER_DECODER,
-    WAITING,
-    Abort,
-    Beat,
-    Declined,
-    Delta,
-    Failure,
-    Identity,
-    Revise,
-    Status,
-    StepProgress,
-    StepReport,
-    Submit,
-    ToServer,
-    ToTarget,
-)
 from pilotfish.wire.sockets import DialingChannel
 
 logger = logging.getLogger(__name__)
@@ -57,17 +39,16 @@ logger = logging.getLogger(__name__)
 GRACE = 20.0
 #: Seconds between two looks, and between two tries to dial a target whose host has no address yet.
 LOOK, REDIAL = 0.1, 1.0
-#: Seconds that a change of members may take.
-CHANGE = 30.0
+CHANGE = 30.0  # seconds that a change of members may take
 
 
 class FleetUser(Protocol):
     """Called by the event loop."""
 
-    observe: Callable[[StepReport, Sequence[Delta]], None]  # called with each step of a target
+    observe: Callable[[serving.StepReport, Sequence[serving.Delta]], None]  # called with each step of a target
     routed: RoutedTokens
 
-    def failure(self, replica: Replica, failure: Failure) -> None: ...
+    def failure(self, replica: Replica, failure: serving.Failure) -> None: ...
 
     def lost(self, requests: Sequence[OpenRequest], reason: str) -> None:
         """No target has these requests any more. `reason` is one line."""
@@ -75,7 +56,7 @@ class FleetUser(Protocol):
     def moved(self, requests: Sequence[OpenRequest], reason: str) -> None:
         """The same, because a target has left as it was told to: the requests cannot be why."""
 
-    def unfit(self, identity: Identity) -> str:
+    def unfit(self, identity: serving.Identity) -> str:
         """Why a target cannot serve this server's requests; "" if it can."""
 
     def look(self) -> None:
@@ -121,7 +102,7 @@ class Fleet:
         self._loop, server = asyncio.get_running_loop(), self._server
         self._supervisor = Supervisor(GRACE, lambda state: self._in_loop(partial(self._note_worker, state)))
         incarnation, insecure = secrets.token_bytes(8), self._config.insecure
-        self._channel = DialingChannel((), incarnation, insecure=insecure, high_water=WAITING, role="target")
+        self._channel = DialingChannel((), incarnation, insecure=insecure, high_water=serving.WAITING, role="target")
         self._thread = ChannelThread(self._channel, LOOK)
         if server.target_key is not None:
             self._key = load_key_pair("target_key", server.target_key)
@@ -216,7 +197,7 @@ class Fleet:
     def revise(self, request: OpenRequest) -> None:
         for replica, number in self._places(request):
             if replica.serving:
-                self._ask(replica, Revise(number, replica.attendance.incarnation, request.request.max_nodes))
+                self._ask(replica, serving.Revise(number, replica.attendance.incarnation, request.request.max_nodes))
 
     def withdraw(self, request: OpenRequest) -> None:
         for replica, number in self._places(request):
@@ -228,7 +209,7 @@ class Fleet:
     def _take_from(self, replica: Replica, number: int) -> OpenRequest:
         request = self.ended(replica, number)
         if replica.serving:
-            self._ask(replica, Abort(number, replica.attendance.incarnation))
+            self._ask(replica, serving.Abort(number, replica.attendance.incarnation))
         return request
 
     def ended(self, replica: Replica, number: int) -> OpenRequest:
@@ -246,11 +227,11 @@ class Fleet:
         if requests := self._taken_from(replica):
             self._user.lost(requests, reason)
 
-    def _ask(self, replica: Replica, message: Submit | Abort | Revise) -> None:
+    def _ask(self, replica: Replica, message: serving.Submit | serving.Abort | serving.Revise) -> None:
         replica.attendance.sent += 1
         self._post(replica, message)
 
-    def _post(self, replica: Replica, message: ToTarget) -> None:
+    def _post(self, replica: Replica, message: serving.ToTarget) -> None:
         if replica.peer is not None:
             self._thread.post(replica.peer, encode(message))
 
@@ -270,11 +251,11 @@ class Fleet:
         if replica is None:
             return
         try:
-            message = decoded(SERVER_DECODER, received.frame)
+            message = decoded(serving.SERVER_DECODER, received.frame)
         except WireError as error:
             logger.error("%s sent no message: %s", replica.name, error)
             return
-        if isinstance(message, Beat) and (replica.worker is None or message.pid == replica.worker.pid):
+        if isinstance(message, serving.Beat) and (replica.worker is None or message.pid == replica.worker.pid):
             replica.silence.heard()
             replica.step = message.step
         self._in_loop(lambda: self._handle(replica, message))
@@ -307,7 +288,7 @@ class Fleet:
             return
         now, routes = time.monotonic(), len(self.replicas) > 1
         for replica in self.replicas:
-            if not replica.serving or now - replica.attended >= ATTEND:
+            if not replica.serving or now - replica.attended >= serving.ATTEND:
                 replica.attended = now
                 self._post(replica, replica.attendance.attend(routes, self.routing.held.expected(replica.id)))
         for replica in [one for one in self.replicas if one.draining and not one.requests and one.worker is None]:
@@ -335,26 +316,26 @@ class Fleet:
         self.routing.forget(replica.id)
         self._drop(replica, reason)
 
-    def _handle(self, replica: Replica, message: ToServer) -> None:
+    def _handle(self, replica: Replica, message: serving.ToServer) -> None:
         if self.closed or replica not in self._dialling:  # it has left, and routing has forgotten it
             return
-        if isinstance(message, Status):
+        if isinstance(message, serving.Status):
             self._take_status(replica, message)
-        elif isinstance(message, Declined):
+        elif isinstance(message, serving.Declined):
             self._take_refusal(replica, message.reason)
         elif isinstance(message, Held):
             self.routing.held.apply(replica.id, message)
-        elif isinstance(message, Beat) and message.incarnation != replica.attendance.incarnation:
+        elif isinstance(message, serving.Beat) and message.incarnation != replica.attendance.incarnation:
             self._take_news(replica, message.incarnation)
         elif replica.serving:
             if not replica.attendance.follows(message):
                 self._drop(replica, f"{replica.name}: the connection to it broke off")
-            if isinstance(message, StepProgress):
+            if isinstance(message, serving.StepProgress):
                 self._deliver(replica, message)
-            elif isinstance(message, Failure):
+            elif isinstance(message, serving.Failure):
                 self._user.failure(replica, message)
 
-    def _deliver(self, replica: Replica, progress: StepProgress) -> None:
+    def _deliver(self, replica: Replica, progress: serving.StepProgress) -> None:
         self._user.observe(progress.step, progress.deltas)
         for delta in progress.deltas:
             if (opened := replica.requests.get(delta.id)) is not None:
@@ -370,7 +351,7 @@ class Fleet:
             replica.forget()
             self._forgotten(replica, f"{replica.name}: it was started anew")
 
-    def _take_status(self, replica: Replica, status: Status) -> None:
+    def _take_status(self, replica: Replica, status: serving.Status) -> None:
         if status.incarnation == replica.last:
             return
         self._take_news(replica, status.incarnation)

@@ -22,15 +22,12 @@ from pilotfish.wire.endpoints import check_spelling
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of a file: enough for ten thousand members.
-MAX_FILE = 1 << 22
-#: Characters of a name.
-MAX_NAME = 128
+MAX_FILE = 1 << 22  # bytes of a file: enough for ten thousand members
+MAX_NAME = 128  # characters of a name
 #: Seconds between two looks at a file, and until what it says is told again without a change: who could not be reached
 #: before, because a host's name was not known yet, may be there by now.
 PERIOD, REMINDER = 0.25, 1.0
-#: Seconds that the thread has to end.
-CLOSING = 1.0
+CLOSING = 1.0  # seconds that the thread has to end
 
 
 class Member(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

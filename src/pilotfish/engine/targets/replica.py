@@ -1,21 +1,64 @@
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.server import ServerConfig
 from pilotfish.core.peers.fields import Peer
+from pilotfish.engine.processes.host_memory import divided
 from pilotfish.engine.processes.launch import WorkerState
+from pilotfish.engine.processes.placement import equal_parts
 from pilotfish.engine.targets.members import Member
 from pilotfish.engine.targets.servers import Attendance, Silence
 from pilotfish.engine.targets.stream import OpenRequest
+from pilotfish.errors import ParameterError
 from pilotfish.wire.serving import Status
+
+TARGET = "target"
+#: Options that several targets of a host cannot share, and what each may have instead.
+ALONE = {
+    "draft_cores": "none with replicas, each of which divides its own cores",
+    "prefill_cores": "none with replicas, each of which divides its own cores",
+    "trace": "none with replicas: a timeline is of one target",
+    "kv_disk": "none with replicas: a directory belongs to one target",
+}
+
+
+@dataclass(frozen=True)
+class OwnTarget:
+    name: str
+    config: EngineConfig
+    cores: frozenset[int] = frozenset()  # of its process, and of the workers that it starts; empty: those of the server
+
+
+def num_own(config: EngineConfig, server: ServerConfig) -> int:
+    if server.replicas is not None:
+        return server.replicas
+    return int(not server.target_pool and config.members is None)
+
+
+def own_targets(config: EngineConfig, count: int, name: str = TARGET) -> list[OwnTarget]:
+    """Several divide the cores and memory of one. ParameterError for what they cannot divide."""
+    if count <= 1:
+        return [OwnTarget(name, config)] * count
+    for field, allowed in ALONE.items():
+        if value := getattr(config, field):
+            raise ParameterError(field, str(value), allowed)
+    if not config.device.startswith("cpu"):
+        allowed = "cpu with replicas; elsewhere one `pilotfish target` for each device, and --target-pool"
+        raise ParameterError("device", config.device, allowed)
+    cores = equal_parts(config.core_set or frozenset(os.sched_getaffinity(0)), count)
+    each = replace(divided(config, count), cores="")
+    return [OwnTarget(f"{name} {i}", each, part) for i, part in enumerate(cores)]
+
 
 #: Seconds without a Beat after which a target is not ready, and seconds in one step.
 SILENCE, LONG_STEP = 2.0, 30.0
 #: Seconds in one step after which a target is killed; also seconds of silence while it loads, because some libraries
 #: let no other thread run meanwhile.
 ENDLESS = 300.0
-#: Seconds after which a client should try a silent target again.
-RETRY = 2.0
+RETRY = 2.0  # seconds after which a client should try a silent target again
 
 
 @dataclass(frozen=True)

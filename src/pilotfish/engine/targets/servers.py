@@ -16,29 +16,13 @@ from queue import SimpleQueue
 
 import msgspec
 
+from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.peers.fields import Id, Peer, Text
-from pilotfish.core.routing.held_prefixes import Held
+from pilotfish.core.routing.held_prefixes import Held, HeldPrefixes, HeldRuns
 from pilotfish.errors import WireError
 from pilotfish.kv.lanes import drained
+from pilotfish.wire import serving
 from pilotfish.wire.channel import Channel, ChannelThread, Received, decoded, encode
-from pilotfish.wire.serving import (
-    SERVER_SILENCE,
-    SERVING_VERSION,
-    TARGET_DECODER,
-    WAITING,
-    Abort,
-    Attend,
-    Beat,
-    Declined,
-    Delta,
-    Failure,
-    Revise,
-    Status,
-    StepProgress,
-    StepReport,
-    Submit,
-    ToServer,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -78,13 +62,13 @@ class Attendance:
     sent: int = 0  # Submits, Aborts and Revises to it
     sequence: int = 0  # of the StepProgress or Failure that comes next
 
-    def attend(self, held: bool = False, heard: int = 0) -> Attend:
-        return Attend(SERVING_VERSION, self.incarnation, self.sent, self.sequence, held, heard)
+    def attend(self, held: bool = False, heard: int = 0) -> serving.Attend:
+        return serving.Attend(serving.SERVING_VERSION, self.incarnation, self.sent, self.sequence, held, heard)
 
-    def follows(self, message: StepProgress | Failure | Beat) -> bool:
+    def follows(self, message: serving.StepProgress | serving.Failure | serving.Beat) -> bool:
         """False after lost messages: then all requests at the target are over."""
         told = message.sequence
-        if isinstance(message, Beat):
+        if isinstance(message, serving.Beat):
             followed, self.sequence = told <= self.sequence, max(told, self.sequence)
         else:
             followed, self.sequence = told == self.sequence, told + 1
@@ -122,7 +106,7 @@ class Malformed:
 @dataclass(frozen=True)
 class FromServer:
     server: AttendedServer
-    message: Submit | Abort | Revise | Malformed | Dropped
+    message: serving.Submit | serving.Abort | serving.Revise | Malformed | Dropped
 
 
 class Addressed(msgspec.Struct, frozen=True):
@@ -163,17 +147,17 @@ class Servers:
         """From any thread, or a signal's handler."""
         self._asked.put(None)
 
-    def progress(self, server: AttendedServer, step: StepReport, deltas: Sequence[Delta]) -> None:
-        self._tell(server, StepProgress(server.sequence, step, list(deltas)))
+    def progress(self, server: AttendedServer, step: serving.StepReport, deltas: Sequence[serving.Delta]) -> None:
+        self._tell(server, serving.StepProgress(server.sequence, step, list(deltas)))
 
     def fail(self, server: AttendedServer, ids: Sequence[int], reason: str, refused: bool, field: str | None) -> None:
-        self._tell(server, Failure(server.sequence, list(ids), reason, refused, field))
+        self._tell(server, serving.Failure(server.sequence, list(ids), reason, refused, field))
 
     def drop(self, server: AttendedServer, dropped: Dropped) -> None:
         """Leaves a gap in the numbers, wider than what may be under way."""
-        server.sequence = max(server.sequence, dropped.sequence) + WAITING
+        server.sequence = max(server.sequence, dropped.sequence) + serving.WAITING
 
-    def tell_all(self, status: Status) -> None:
+    def tell_all(self, status: serving.Status) -> None:
         """Later servers are told so too, at once."""
         frame = self._status = encode(status)
         for server in self._present():
@@ -189,9 +173,9 @@ class Servers:
         """Later servers are told so too."""
         self._leaving = True
         for server in self._present():
-            self._post(server.peer, Declined(LEAVING))
+            self._post(server.peer, serving.Declined(LEAVING))
 
-    def _tell(self, server: AttendedServer, message: StepProgress | Failure) -> None:
+    def _tell(self, server: AttendedServer, message: serving.StepProgress | serving.Failure) -> None:
         self._thread.post(server.peer, encode(message))
         server.sequence += 1  # now: a Beat must not tell of what is not under way yet
 
@@ -203,26 +187,26 @@ class Servers:
     def _tick(self) -> None:
         now = self._clock()
         for server in self._present():
-            if server.silence.look(now) > SERVER_SILENCE:
+            if server.silence.look(now) > serving.SERVER_SILENCE:
                 server.present = False
-                self._ask(server, Dropped(f"it was silent for {SERVER_SILENCE:g} s"))
+                self._ask(server, Dropped(f"it was silent for {serving.SERVER_SILENCE:g} s"))
         if now - self._beaten >= BEAT and not self._leaving:
             self._beaten = now
             for server in self._present():
                 self._beat(server)
 
     def _beat(self, server: AttendedServer) -> None:
-        self._post(server.peer, Beat(os.getpid(), self.step_seconds(), self.incarnation, server.sequence))
+        self._post(server.peer, serving.Beat(os.getpid(), self.step_seconds(), self.incarnation, server.sequence))
 
     def _receive(self, received: Received) -> None:
         server = self._known.get(received.peer)
         try:
-            message = decoded(TARGET_DECODER, received.frame)
+            message = decoded(serving.TARGET_DECODER, received.frame)
         except WireError as error:
             if server is not None:
                 self._refuse(server, received, str(error))
             return
-        if isinstance(message, Attend):
+        if isinstance(message, serving.Attend):
             self._attend(received.peer, message)
         elif server is not None and message.incarnation == self.incarnation:
             self._hear(server)
@@ -240,9 +224,9 @@ class Servers:
                 server.received += 1
                 self._ask(server, Malformed(request.id, reason))
 
-    def _attend(self, peer: Peer, attend: Attend) -> None:
+    def _attend(self, peer: Peer, attend: serving.Attend) -> None:
         if reason := self._unfit(peer, attend):
-            self._post(peer, Declined(reason))
+            self._post(peer, serving.Declined(reason))
             return
         server = self._known.get(peer)
         if server is None:
@@ -253,11 +237,11 @@ class Servers:
             server.received = attend.sent
             self._ask(server, Dropped("messages of it were lost", attend.sequence))
 
-    def _unfit(self, peer: Peer, attend: Attend) -> str:
+    def _unfit(self, peer: Peer, attend: serving.Attend) -> str:
         if self._leaving:
             return LEAVING
-        if attend.version != SERVING_VERSION:
-            return f"its messages are of version {attend.version}, those of this target of {SERVING_VERSION}"
+        if attend.version != serving.SERVING_VERSION:
+            return f"its messages are of version {attend.version}, those of this target of {serving.SERVING_VERSION}"
         if peer not in self._known and len(self._known) >= MAX_SERVERS:
             self._known = {peer: server for peer, server in self._known.items() if server.present}
         full = peer not in self._known and len(self._known) >= MAX_SERVERS
@@ -272,8 +256,47 @@ class Servers:
         if self._status is not None:
             self._thread.post(server.peer, self._status)
 
-    def _ask(self, server: AttendedServer, message: Submit | Abort | Revise | Malformed | Dropped) -> None:
+    def _ask(
+        self, server: AttendedServer, message: serving.Submit | serving.Abort | serving.Revise | Malformed | Dropped
+    ) -> None:
         self._asked.put(FromServer(server, message))
 
-    def _post(self, peer: Peer, message: ToServer) -> None:
+    def _post(self, peer: Peer, message: serving.ToServer) -> None:
         self._thread.post(peer, encode(message))
+
+
+#: Seconds between two messages with changes; before a server that still asks for all is told all again.
+CHANGES, AGAIN = 0.1, 1.0
+
+
+class HeldFollowers:
+    """For the step loop: tells servers that choose among targets which prefixes this one holds, all at first, then
+    changes. Names what the cache holds once the first server asks."""
+
+    def __init__(self, cache: PrefixCache, servers: Servers, clock: Callable[[], float]) -> None:
+        self._cache, self._servers, self._clock = cache, servers, clock
+        self._prefixes: HeldPrefixes | None = None
+        self._told: dict[AttendedServer, float] = {}  # when followers were told all
+        self._changed = -CHANGES  # when servers were told last
+
+    def tell(self, idle: bool) -> None:
+        """If it is due; at once if nothing will change for a while (`idle`)."""
+        now = self._clock()
+        if not idle and now - self._changed < CHANGES:
+            return
+        self._changed = now
+        followers = self._servers.followers()
+        self._told = {server: self._told[server] for server in followers if server in self._told}
+        if not followers:
+            return
+        if self._prefixes is None:
+            self._prefixes = HeldRuns(self._cache).prefixes
+        prefixes = self._prefixes
+        changes = prefixes.changes()
+        for server in followers:
+            told = self._told.get(server)
+            if told is None or (not server.heard and now - told >= AGAIN):  # it asks for all
+                self._told[server] = now
+                self._servers.tell_held(server, prefixes.whole())
+            elif changes is not None:
+                self._servers.tell_held(server, changes)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,8 +24,7 @@ class Updates(Protocol):
     def revise(self, max_nodes: int | None, /) -> None: ...
 
 
-#: Gives an engine a request.
-Submits: TypeAlias = Callable[[Sequence[EngineRequest]], Updates]
+Submits: TypeAlias = Callable[[Sequence[EngineRequest]], Updates]  # gives an engine a request
 #: What a delta adds to its output.
 ADDED = ("tokens", "text", "ends", "verified", "logprobs", "prompt_logprobs", "handovers")
 
@@ -56,7 +53,7 @@ class Stream:
         self._error: Exception | None = None
         self._changed = asyncio.Event()
 
-    def __aiter__(self) -> Stream:
+    def __aiter__(self) -> "Stream":
         return self
 
     async def __anext__(self) -> Update:

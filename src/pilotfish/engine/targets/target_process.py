@@ -17,8 +17,7 @@ from pilotfish.engine.fingerprint import fingerprint, output_facts, read_weights
 from pilotfish.engine.prefills.remote_prefills import RemotePrefills
 from pilotfish.engine.processes.process import Signals
 from pilotfish.engine.sample import Sample
-from pilotfish.engine.targets.held_followers import HeldFollowers
-from pilotfish.engine.targets.servers import AttendedServer, Dropped, FromServer, Malformed, Servers
+from pilotfish.engine.targets.servers import AttendedServer, Dropped, FromServer, HeldFollowers, Malformed, Servers
 from pilotfish.engine.targets.status import arrivals_at, identity_of, status_of, step_report
 from pilotfish.errors import EngineError, InputError, RankLost
 from pilotfish.wire.serving import Abort, Delta, Revise, StepReport, Submit
@@ -27,12 +26,10 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two Status messages, and at least between two of which the second tells of a change.
 STATUS, CHANGE = 1.0, 0.1
-#: Seconds between two checks of the KV slots, which are made while idle.
-CHECK = 60.0
+CHECK = 60.0  # seconds between two checks of the KV slots, which are made while idle
 #: Broken steps in succession after which the process gives up: a new one may do better.
 MAX_FAILURES = 3
-#: Characters of a message to the server.
-LONGEST_TEXT = 1000
+LONGEST_TEXT = 1000  # characters of a message to the server
 
 
 def run_target(

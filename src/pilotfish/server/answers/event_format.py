@@ -17,8 +17,7 @@ from pilotfish.server.answers.formats import AnswerFormat, OutputBuffer, Part
 from pilotfish.server.http_errors import encode
 from pilotfish.wire.serving import Delta
 
-#: Of a part, and of an answer.
-PartStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+PartStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]  # of a part, and of an answer
 
 
 @dataclass

@@ -1,21 +1,56 @@
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from msgspec import Raw
 
 from pilotfish.core.prefilling.handover import HandOverReport
 from pilotfish.core.scheduling.executor import TokenLogprobs
+from pilotfish.engine.token_table import token_bytes
 from pilotfish.grammar.parsers.pieces import ContentParser, OutputParser, Piece
-from pilotfish.server.answers.logprobs import TokenNames, prompt_logprob
 from pilotfish.server.bodies.params import Generation, TokenizedPrompt, granted
 from pilotfish.server.bodies.requests import SpeculationOptions, StreamOptions
 from pilotfish.server.http_errors import HttpError, encode
 from pilotfish.wire.serving import Delta, Finish, StepReport, Verified
 
-#: An object of a body, or some of its fields.
-Part = dict[str, Any]
+LEAST = -9999.0  # stands for minus infinity, which JSON does not know
+TokenNames = Callable[[int], tuple[str, list[int]]]  # a token's name in log-probabilities, and its bytes
+
+
+def prompt_logprob(entry: TokenLogprobs, names: TokenNames) -> Raw:
+    """Written as it comes: those of a long prompt are megabytes, and would hold up all streams."""
+    ranked = [(token, p, rank) for rank, (token, p) in enumerate(entry.top, 1)]
+    every = (*ranked, (entry.token, entry.logprob, entry.rank))
+    part = {t: {"logprob": max(p, LEAST), "rank": rank, "decoded_token": names(t)[0]} for t, p, rank in every}
+    return Raw(encode(part))
+
+
+def chat_logprob(entry: TokenLogprobs, names: TokenNames) -> dict[str, Any]:
+    def named(token: int, logprob: float) -> dict[str, Any]:
+        text, data = names(token)
+        return {"token": text, "logprob": max(logprob, LEAST), "bytes": data}
+
+    return {**named(entry.token, entry.logprob), "top_logprobs": [named(*likely) for likely in entry.top]}
+
+
+def token_text(tokenizer: Any) -> TokenNames:
+    """As in OpenAI's API, bytes that are no text alone are written bytes:\\xe2\\x98."""
+    bytes_of = token_bytes(tokenizer)
+
+    @lru_cache(1 << 16)
+    def name(token: int) -> tuple[str, list[int]]:
+        data = bytes_of(token)
+        try:
+            return data.decode(), list(data)
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data), list(data)
+
+    return name
+
+
+Part = dict[str, Any]  # an object of a body, or some of its fields
 
 
 @dataclass

@@ -11,8 +11,7 @@ from pilotfish.server.http_errors import HttpError, bad
 HEADER = "x-pilotfish-ignored"
 #: Names told for one request, and in all by the log: clients make them up.
 MOST, MOST_LOGGED = 16, 1000
-#: Stands for further names.
-MORE = "and-more"
+MORE = "and-more"  # stands for further names
 #: Names that some API may have; others are unlikely to be a client's habit.
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 #: Characters of a name in the header and the log.

@@ -13,28 +13,19 @@ from pilotfish.errors import PromptError
 from pilotfish.operate.cascade_policy import CascadeAnswer
 from pilotfish.printable import short
 from pilotfish.prompts import template_arguments
+from pilotfish.server.bodies import requests
 from pilotfish.server.bodies.client_texts import ClientTexts
 from pilotfish.server.bodies.ignored import Ignored
 from pilotfish.server.bodies.reading import SWITCHES, OutputReading
-from pilotfish.server.bodies.requests import (
-    SAMPLING,
-    SEED,
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-    SpeculationOptions,
-    TokenizeRequest,
-)
-from pilotfish.server.bodies.tool_text import with_tools_as_text
+from pilotfish.server.bodies.tools import with_tools_as_text
 from pilotfish.server.http_errors import HttpError, bad, bad_request
 from pilotfish.server.traffic.rollout import VariantChoice
 from pilotfish.wire.serving import Identity
 
-#: Characters or tokens up to which tokenizing is so fast that the event loop does it itself.
-SHORT = 2048
+SHORT = 2048  # characters or tokens up to which tokenizing is so fast that the event loop does it itself
 
 Result = TypeVar("Result")
-Chat = TypeVar("Chat", bound=ChatRequest)
+Chat = TypeVar("Chat", bound=requests.ChatRequest)
 _thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
 
@@ -46,7 +37,7 @@ class TokenizedPrompt:
 
 @dataclass(frozen=True)
 class Generation:
-    body: GenerationRequest
+    body: requests.GenerationRequest
     head: dict[str, Any]  # the first fields of the answer
     target: Identity
     prompts: tuple[TokenizedPrompt, ...]
@@ -62,7 +53,7 @@ class Generation:
 
 
 def sampling_params(
-    body: GenerationRequest,
+    body: requests.GenerationRequest,
     reading: OutputReading,
     defaults: Mapping[str, Any],
     prompt: int,
@@ -70,7 +61,7 @@ def sampling_params(
     config: ServerConfig,
 ) -> SamplingParams:
     """`prompt`: tokens of the longest prompt. HttpError or ParameterError names the first bad field."""
-    given = {name: getattr(body, name) for name in SAMPLING}
+    given = {name: getattr(body, name) for name in requests.SAMPLING}
     values = {**defaults, **{name: value for name, value in given.items() if value is not None}}
     _check_lengths(given)
     values["seed"] = _seed(body.seed)
@@ -78,7 +69,7 @@ def sampling_params(
     values["structured_outputs"] = reading.constraint
     values["skip_special_tokens"] = values.get("skip_special_tokens", True) and not reading.shows_special
     values["logprobs"] = logprobs = body.num_logprobs
-    if isinstance(body, CompletionRequest) and body.echo and logprobs is not None:
+    if isinstance(body, requests.CompletionRequest) and body.echo and logprobs is not None:
         values["prompt_logprobs"] = max(logprobs, body.prompt_logprobs or 0)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad("best_of", body.best_of, "n, as choosing among more outputs is not supported")
@@ -104,7 +95,7 @@ def _seed(given: int | str | None) -> int | None:
     if not isinstance(given, str):
         return None if given == -1 else given
     if not (given.isascii() and given.isdecimal() and len(given) <= 20):
-        raise bad("seed", given, SEED)
+        raise bad("seed", given, requests.SEED)
     return int(given)
 
 
@@ -115,7 +106,7 @@ def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
     return {int(key): bias for key, bias in given.items()}
 
 
-def _room(body: GenerationRequest, prompt: int, target: Identity) -> int:
+def _room(body: requests.GenerationRequest, prompt: int, target: Identity) -> int:
     """Tokens left for an output. HttpError names the prompt if there are none, else the limit that is too large."""
     (field, asked), least, most = body.limit, body.min_tokens or 0, target.longest
     if asked is not None and asked < 1 and not body.only_echo:
@@ -132,7 +123,7 @@ def _room(body: GenerationRequest, prompt: int, target: Identity) -> int:
     return left
 
 
-def max_nodes(speculation: SpeculationOptions, target: Identity, ignored: Ignored) -> int | None:
+def max_nodes(speculation: requests.SpeculationOptions, target: Identity, ignored: Ignored) -> int | None:
     nodes, allowed = speculation.max_nodes, f"an integer 0 to {target.max_nodes}"
     if nodes is not None and nodes < 0:
         raise bad("speculation.max_nodes", nodes, allowed)
@@ -144,7 +135,7 @@ def max_nodes(speculation: SpeculationOptions, target: Identity, ignored: Ignore
     return 0 if speculation.mode == "off" else given.get("max_nodes", nodes)
 
 
-def granted(speculation: SpeculationOptions, target: Identity) -> dict[str, Any]:
+def granted(speculation: requests.SpeculationOptions, target: Identity) -> dict[str, Any]:
     more = (speculation.max_nodes or 0) > target.max_nodes
     other = speculation.mode not in (None, "off", target.mode)
     return {**({"mode": target.mode} if other else {}), **({"max_nodes": target.max_nodes} if more else {})}
@@ -164,7 +155,9 @@ async def _tokenize(size: int, work: Callable[[], Result]) -> Result:
     return await asyncio.get_running_loop().run_in_executor(_thread, work)
 
 
-async def chat_tokens(request: ChatRequest | TokenizeRequest, texts: ClientTexts, *, tools_as_text: bool) -> list[int]:
+async def chat_tokens(
+    request: requests.ChatRequest | requests.TokenizeRequest, texts: ClientTexts, *, tools_as_text: bool
+) -> list[int]:
     """HttpError or ParameterError names the bad field, HttpError where the template refuses the messages."""
     tokenizer, plain = texts.tokenizer, template_messages("messages", request.messages or [])
     begins, goes_on = request.add_generation_prompt, bool(request.continue_final_message)
@@ -180,7 +173,7 @@ async def chat_tokens(request: ChatRequest | TokenizeRequest, texts: ClientTexts
         raise HttpError(400, str(error), param="messages") from error
 
 
-def chat_texts(request: ChatRequest | TokenizeRequest) -> Iterator[str]:
+def chat_texts(request: requests.ChatRequest | requests.TokenizeRequest) -> Iterator[str]:
     for message in request.messages or ():
         yield from message.texts
     if request.tools:
@@ -200,7 +193,9 @@ def with_effort(request: Chat, tokenizer: Any, ignored: Ignored) -> Chat:
     return msgspec.structs.replace(request, chat_template_kwargs={**told, **own}) if told else request
 
 
-async def completion_prompts(request: CompletionRequest, texts: ClientTexts, most: int) -> list[TokenizedPrompt]:
+async def completion_prompts(
+    request: requests.CompletionRequest, texts: ClientTexts, most: int
+) -> list[TokenizedPrompt]:
     given = request.prompts
     if not 0 < len(given) <= most:
         raise bad_request("prompt", f"{len(given)} prompts are not allowed; expected 1 to {most}")
@@ -225,7 +220,7 @@ def check_token_ids(field: str, tokens: list[int], tokenizer: Any) -> None:
             raise bad(field, token, f"token ids 0 to {size - 1}")
 
 
-def kept(prompts: list[TokenizedPrompt], body: GenerationRequest, most: int) -> tuple[TokenizedPrompt, ...]:
+def kept(prompts: list[TokenizedPrompt], body: requests.GenerationRequest, most: int) -> tuple[TokenizedPrompt, ...]:
     """Parts of the prompts: as many tokens as the body says, or as fit beside the output into `most`."""
     keep = body.truncate_prompt_tokens
     if keep is None:

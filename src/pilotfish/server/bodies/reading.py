@@ -15,17 +15,9 @@ from msgspec.structs import replace
 
 from pilotfish.config.server import ServerConfig
 from pilotfish.core.sampling.constraint import Constraint
+from pilotfish.grammar.parsers import pieces
 from pilotfish.grammar.parsers.formats import TOOL_FORMATS, ToolFormat, tool_format_of
 from pilotfish.grammar.parsers.grammars import calls_or_json, text_and_calls
-from pilotfish.grammar.parsers.pieces import (
-    Arguments,
-    CallBegin,
-    Content,
-    ContentParser,
-    OutputParser,
-    Piece,
-    Reasoning,
-)
 from pilotfish.grammar.parsers.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningParser, reasoning_format_of
 from pilotfish.operate.outcome import OutputShape
 from pilotfish.server.bodies.constraints import FIELD, Wanted, blaming, wanted
@@ -34,16 +26,13 @@ from pilotfish.server.bodies.requests import ChatRequest, GenerationRequest, Tok
 from pilotfish.server.bodies.tools import NO_TOOLS, ToolUse
 from pilotfish.server.http_errors import bad, bad_request
 
-#: How calls are written where the model's template does not tell.
-FALLBACK = "hermes"
-#: Last tokens of a prompt that tell whether it ends within a reasoning.
-END = 32
+FALLBACK = "hermes"  # how calls are written where the model's template does not tell
+END = 32  # last tokens of a prompt that tell whether it ends within a reasoning
 #: Tools whose calls a grammar can tell apart: from 500 on llguidance gives up in the midst of an output.
 MOST_TOOLS = 256
 #: Why tools are not in a prompt.
 UNTOLD = "the model's chat template does not tell of them; --tool-template default tells of tools in a plain text"
-#: Variables with which templates leave reasoning out.
-SWITCHES = ("enable_thinking", "thinking")
+SWITCHES = ("enable_thinking", "thinking")  # variables with which templates leave reasoning out
 
 
 def call_id() -> str:
@@ -61,7 +50,7 @@ def tells_of_tools(template: str | None) -> bool:
 
 @dataclass(frozen=True)
 class OutputReading:
-    parser: Callable[[], OutputParser] = ContentParser  # of one output
+    parser: Callable[[], pieces.OutputParser] = pieces.ContentParser  # of one output
     constraint: Constraint | None = None
     field: str = FIELD  # of the body, which the constraint comes from
     shows_special: bool = False  # whether the parser must see special tokens
@@ -169,28 +158,30 @@ class OutputFormats:
         off = end.endswith(self.reasoning.end) or any(variables.get(name) is False for name in SWITCHES)
         return inside, inside or not off
 
-    def _parser(self, body: ChatRequest, calls: ToolFormat, use: ToolUse, inside: bool) -> OutputParser:
-        parser: OutputParser = calls.parser(use.tools) if use.tools else ContentParser()
+    def _parser(self, body: ChatRequest, calls: ToolFormat, use: ToolUse, inside: bool) -> pieces.OutputParser:
+        parser: pieces.OutputParser = calls.parser(use.tools) if use.tools else pieces.ContentParser()
         if use.required:  # all is calls: a text held back at the end is one that was cut before it had a name
-            parser = FilteredPieces(parser, lambda _: True, lambda piece: not isinstance(piece, Content))
+            parser = FilteredPieces(parser, lambda _: True, lambda piece: not isinstance(piece, pieces.Content))
         if self.reasoning is not None:
             parser = ReasoningParser(self.reasoning, parser, inside)
         reasoning = body.include_reasoning is not False
 
-        def wanted(piece: Piece) -> bool:
-            if isinstance(piece, CallBegin | Arguments):
+        def wanted(piece: pieces.Piece) -> bool:
+            if isinstance(piece, pieces.CallBegin | pieces.Arguments):
                 return use.parallel or piece.index == 0
-            return reasoning or not isinstance(piece, Reasoning)
+            return reasoning or not isinstance(piece, pieces.Reasoning)
 
         return parser if reasoning and use.parallel else FilteredPieces(parser, wanted, wanted)
 
 
 class FilteredPieces:
-    def __init__(self, inner: OutputParser, wants: Callable[[Piece], bool], at_end: Callable[[Piece], bool]) -> None:
+    def __init__(
+        self, inner: pieces.OutputParser, wants: Callable[[pieces.Piece], bool], at_end: Callable[[pieces.Piece], bool]
+    ) -> None:
         self._inner, self._wants, self._at_end = inner, wants, at_end
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[pieces.Piece]:
         return list(filter(self._wants, self._inner.feed(text)))
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[pieces.Piece]:
         return list(filter(self._at_end, self._inner.finish()))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_type_hints
@@ -17,8 +15,7 @@ from pilotfish.server.http_errors import FieldNames, bad
 from pilotfish.server.observe.request_records import OutputKind
 
 _FIELDS = tomllib.loads(Path(__file__).with_name("fields.toml").read_text("utf-8"))
-#: Fields that may hold anything.
-HARMLESS: list[str] = _FIELDS["harmless"]
+HARMLESS: list[str] = _FIELDS["harmless"]  # fields that may hold anything
 #: Fields that are not supported, with their values that change nothing; of the second kind no value changes an answer.
 UNSUPPORTED = {name: (None, *values) for name, values in _FIELDS["unsupported"].items()}
 HINTS = {name: (None, *values) for name, values in _FIELDS["hints"].items()}
@@ -26,8 +23,7 @@ HINTS = {name: (None, *values) for name, values in _FIELDS["hints"].items()}
 WITHIN_MESSAGES = frozenset(_FIELDS["within_messages"])
 #: Fields of any API that hold parts of a prompt.
 WITHIN_PROMPTS = frozenset(_FIELDS["within_prompts"])
-#: Errors' words for some of them.
-INSTEAD: dict[str, str] = _FIELDS["instead"]
+INSTEAD: dict[str, str] = _FIELDS["instead"]  # errors' words for some of them
 #: For errors about a chat that another body became, by that body's API.
 CHAT_NAMES: dict[str, FieldNames] = _FIELDS["chat_names"]
 SEED = f"an integer 0 to {SEED_LIMIT - 1}, or its digits as text"
@@ -75,8 +71,8 @@ class SharedFields(SamplingFields, kw_only=True):
     cache_salt: str | None = None
     timeout: Seconds | None = None
     request_id: RequestId | None = None  # in the answer's id
-    speculation: SpeculationOptions | None = None
-    structured_outputs: StructuredOutputs | None = None
+    speculation: "SpeculationOptions | None" = None
+    structured_outputs: "StructuredOutputs | None" = None
 
 
 if TYPE_CHECKING:

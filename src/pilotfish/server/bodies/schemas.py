@@ -20,10 +20,8 @@ from pilotfish.server.http_errors import ClientGone, HttpError, bad, bad_request
 from pilotfish.validation import converted, is_struct, options_of, struct_of, types_of
 
 Body = TypeVar("Body", bound=RequestBody)
-#: Unknown fields of a body that are looked at.
-MOST_UNKNOWN = 32
-#: Items of a list that are looked at.
-MOST_ITEMS = 10_000
+MOST_UNKNOWN = 32  # unknown fields of a body that are looked at
+MOST_ITEMS = 10_000  # items of a list that are looked at
 #: How alike a misspelt name is to the right one.
 ALIKE = 0.88
 _JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)

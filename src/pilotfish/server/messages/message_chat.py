@@ -22,10 +22,8 @@ from pilotfish.server.messages import message_body as anthropic
 
 #: Fields of chats with the same name and meaning.
 SHARED = ("max_tokens", "temperature", "top_p", "top_k", "stream", "seed", "cache_salt", "speculation")
-#: Ids of calls begin so, but not for the chat template: some want ids of their own form.
-CALL = "toolu_"
-#: Claude Code's system text begins so.
-_CLIENT_LINES = re.compile(r"\A(x-anthropic-[\w-]+:.*(\n|\Z))+")
+CALL = "toolu_"  # ids of calls begin so, but not for the chat template: some want ids of their own form
+_CLIENT_LINES = re.compile(r"\A(x-anthropic-[\w-]+:.*(\n|\Z))+")  # Claude Code's system text begins so
 
 
 class MessageChat(ChatRequest, kw_only=True):

@@ -16,8 +16,7 @@ logger = logging.getLogger(__name__)
 #: Requests remembered for one caller, at least, and their ids.
 MAX_REQUESTS = 4096
 MAX_IDS = 2 * MAX_REQUESTS
-#: The lowest score that is a success.
-SUCCESS = 0.5
+SUCCESS = 0.5  # the lowest score that is a success
 
 
 @dataclass

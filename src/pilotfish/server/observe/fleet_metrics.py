@@ -4,15 +4,16 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
+from msgspec import Struct
+
 from pilotfish.core.cache.tiers import TierCounts, TierUse
 from pilotfish.engine.targets.replica import ReplicaHealth, RoutedTokens
 from pilotfish.server.observe.metrics import DECLARED, ServerMetrics
-from pilotfish.wire.serving import Status
+from pilotfish.wire.serving import PoolLoad, Status
 
 #: Slots told as one block of vLLM's: gateways that hash prompts raise smaller blocks to this, and keep their number.
 BLOCK_SLOTS = 64
-#: Of a server with one target.
-NOT_ROUTED = RoutedTokens()
+NOT_ROUTED = RoutedTokens()  # of a server with one target
 #: Things of one kind, by the target that tells of them and their labels.
 Things: TypeAlias = Mapping[tuple[str, tuple[str, ...]], Any]
 
@@ -144,3 +145,40 @@ def _tier_sums(tiers: Iterable[TierUse]) -> Things:
         used[tier.name] += tier.used
         capacity[tier.name] += tier.capacity
     return {("", (name,)): TierUse(name, used[name], capacity[name]) for name in used}
+
+
+class KnownPool(Struct, frozen=True):
+    """A draft pool as one target knows it; another target may know it, too."""
+
+    target: str
+    pool: PoolLoad
+
+    @property
+    def acceptance(self) -> float | None:
+        return self.pool.accepted / self.pool.verified if self.pool.verified else None
+
+    @property
+    def lateness(self) -> float | None:
+        return self.pool.drops.get("late_nodes", 0) / self.pool.nodes if self.pool.nodes else None
+
+    @property
+    def state(self) -> str:
+        if self.pool.refusal is not None:
+            return "refuses"
+        if not self.pool.ready:
+            return "silent"
+        return "busy" if self.pool.busy else "ready"
+
+
+class DraftPools(Struct, frozen=True):
+    data: list[KnownPool]
+    object: str = "list"
+
+
+def pools_of(replicas: Sequence[ReplicaHealth]) -> DraftPools:
+    statuses = [(replica.name, replica.status) for replica in replicas if replica.status is not None]
+    return DraftPools([KnownPool(target, pool) for target, status in statuses for pool in status.pools])
+
+
+def draft_revisions(replicas: Sequence[ReplicaHealth]) -> dict[str, str]:
+    return {known.pool.name: known.pool.revision for known in pools_of(replicas).data}

@@ -1,7 +1,5 @@
 """Times are monotonic seconds."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time
@@ -23,8 +21,7 @@ from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.wire.serving import Delta, Verified
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}")
-#: The API that a request came by.
-OutputKind: TypeAlias = Literal["completion", "chat", "response", "message"]
+OutputKind: TypeAlias = Literal["completion", "chat", "response", "message"]  # the API that a request came by
 #: The side that answered: of a request's speculation, or of a cascade.
 ServedMode: TypeAlias = Mode | Literal["cascade", "small", "large"]
 
@@ -83,12 +80,12 @@ class RequestFollower:
     def update(self, index: int, delta: Delta) -> None:
         """`delta` was added to output `index`, counted over all prompts."""
 
-    def closed(self, record: RequestRecord) -> None:
+    def closed(self, record: "RequestRecord") -> None:
         """The request has ended. Called once."""
 
 
 def _between(begin: str, end: str) -> property:
-    def seconds(record: RequestRecord) -> float | None:
+    def seconds(record: "RequestRecord") -> float | None:
         first, last = getattr(record, begin), getattr(record, end)
         return None if first is None or last is None else max(last - first, 0.0)
 

@@ -1,7 +1,5 @@
 """Spans follow OpenTelemetry's conventions for generative AI, or vLLM's beyond these: counts, times, never text."""
 
-from __future__ import annotations
-
 import threading
 import time
 import tomllib
@@ -23,8 +21,7 @@ from pilotfish.server.http_errors import CLIENT_GONE, http_error
 from pilotfish.server.observe.request_records import OutputKind, RequestFollower, RequestRecord
 from pilotfish.wire.serving import Delta, Verified
 
-#: Verify steps of a request with an event of their own.
-MAX_EVENTS = 256
+MAX_EVENTS = 256  # verify steps of a request with an event of their own
 #: Seconds that the sending of one batch may take, retries included, before its spans are dropped.
 EXPORT_TIMEOUT = 5.0
 #: Attributes of a RequestRecord on its span once the request has ended; None is left out.
@@ -48,7 +45,7 @@ class Tracer:
         self._propagator = TraceContextTextMapPropagator()
         self._model_name = model_name
 
-    def request(self, kind: OutputKind, request_id: str, headers: Mapping[str, str]) -> RequestSpan:
+    def request(self, kind: OutputKind, request_id: str, headers: Mapping[str, str]) -> "RequestSpan":
         operation, model = "text_completion" if kind == "completion" else "chat", self._model_name
         attributes = {
             "gen_ai.operation.name": operation,

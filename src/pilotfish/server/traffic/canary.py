@@ -18,12 +18,9 @@ from pilotfish.wire.serving import EngineRequest
 
 logger = logging.getLogger(__name__)
 
-#: Requests that wait for replay: newer ones replace older ones.
-WAITING = 8
-#: Most tokens of prompt and output of a replayed request.
-LONGEST = 8192
-#: Seconds between two checks whether the targets are idle.
-LOOK = 0.25
+WAITING = 8  # requests that wait for replay: newer ones replace older ones
+LONGEST = 8192  # most tokens of prompt and output of a replayed request
+LOOK = 0.25  # seconds between two checks whether the targets are idle
 
 Verdict = Literal["equal", "unequal", "given_up"]
 

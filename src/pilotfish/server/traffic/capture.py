@@ -3,8 +3,6 @@
 Finished outputs go through a bounded queue to a writer thread (`operate/capture/store`). A full queue or a failed disk
 loses captures, never a request or its time."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -28,8 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Header that refuses capture, with any value but 0.
-REFUSAL_HEADER = "x-no-capture"
+REFUSAL_HEADER = "x-no-capture"  # header that refuses capture, with any value but 0
 #: Bounds of the queue for the disk.
 WAITING_REQUESTS, WAITING_TOKENS = 1024, 1 << 20
 #: Seconds between two removals of old rows, and between two lines about lost rows.
@@ -47,7 +44,7 @@ class PendingCapture(RequestFollower):
     target: Identity
     prompts: Sequence[Sequence[int]]
     outputs: list[list[int]]  # as many of each prompt, one after the other
-    offer: Callable[[PendingCapture], None]
+    offer: "Callable[[PendingCapture], None]"
     ended: float = 0.0  # seconds since the epoch
 
     def update(self, index: int, delta: Delta) -> None:
@@ -91,7 +88,7 @@ class RequestCapture:
         self._thread.start()
 
     def begin(
-        self, caller: Caller, tag: str | None, headers: Mapping[str, str], generation: Generation
+        self, caller: Caller, tag: str | None, headers: Mapping[str, str], generation: "Generation"
     ) -> PendingCapture | None:
         if not (caller.capture or tag in self._tags) or generation.body.only_echo:
             return None

@@ -1,8 +1,6 @@
 """An alias that clients ask for: the small model answers if it is sure, else the large one. The small model's updates
 are held back until its first tokens are judged. One model gives the whole answer, as it would alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +14,7 @@ from pilotfish.config.server import ServerConfig
 from pilotfish.core.drafting.vocabulary import why_ids_differ
 from pilotfish.engine.processes.host_memory import shared
 from pilotfish.engine.targets.async_engine import AsyncEngine
-from pilotfish.engine.targets.own_targets import num_own
+from pilotfish.engine.targets.replica import num_own
 from pilotfish.engine.targets.stream import Submits, Update, Updates, merged
 from pilotfish.errors import EngineError, InputError, ModelError, ParameterError
 from pilotfish.files import file_text
@@ -24,8 +22,7 @@ from pilotfish.operate.cascade_policy import CascadeAnswer, CascadePolicy, Confi
 from pilotfish.server.observe.request_records import checked_tag
 from pilotfish.wire.serving import EngineRequest
 
-#: Names of the small model's processes.
-SMALL = "small"
+SMALL = "small"  # names of the small model's processes
 #: Seconds that a request whose small target is lost waits for another one, at most: the large model is there.
 RESUME = 2.0
 

@@ -7,8 +7,6 @@ look, each second ─► guard: cuts and trials ─► running requests revised 
                                                    sums by variant, sums by cohort and minute
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import time
@@ -38,18 +36,13 @@ from pilotfish.wire.serving import Delta, Verified
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks of the guard.
-PERIOD = 1.0
-#: Of a request that speculates, where it is not known which draft was to guess.
-ANY = "any"
-#: How an output ends that is whole.
-WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
-#: The guard's actions on a variant.
-EVENTS = ("cut", "trial", "restored", "failed trial")
+PERIOD = 1.0  # seconds between two looks of the guard
+ANY = "any"  # of a request that speculates, where it is not known which draft was to guess
+WHOLE = (FinishReason.STOP, FinishReason.LENGTH)  # how an output ends that is whole
+EVENTS = ("cut", "trial", "restored", "failed trial")  # the guard's actions on a variant
 #: Counts of a record that its outcome has by the same names.
 COUNTED = ("late", "accepted", "guessable", "sharing", "tried_by_depth", "accepted_by_depth")
-#: Outputs that have a form, which the end of `max_tokens` may break.
-CONSTRAINED = ("json", "grammar")
+CONSTRAINED = ("json", "grammar")  # outputs that have a form, which the end of `max_tokens` may break
 #: Of one output, and the seconds since its step before; None: there was none.
 ObservedStep: TypeAlias = tuple[Verified, float | None]
 
@@ -72,7 +65,7 @@ class VariantChoice:
 class GuidedRequest(RequestFollower):
     choice: VariantChoice
     cohort: Cohort
-    ended: Callable[[GuidedRequest, RequestRecord], None]
+    ended: "Callable[[GuidedRequest, RequestRecord], None]"
     cut: bool  # for a part of it at least
     replay: ReplayedRequest | None = None  # where the canary may want it, without its output
     tokens: list[int] = field(default_factory=list)  # of it, for the canary

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from support import random_guesses
 
 from pilotfish.core.cache.slots import NO_SLOTS
-from pilotfish.core.drafting.shadow import DEPTHS, ShadowTally, in_share, known_tokens
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.calibration import RecentRate
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.scheduling.step import Chunk, RequestCommit, Step
 from pilotfish.core.trees.tree import Forest, walk
+from pilotfish.workers.target_shadow import DEPTHS, ShadowScore, in_share, known_tokens
 
 IDS = st.integers(0, 2**62)
 
@@ -64,10 +64,9 @@ def commit(tokens: int, nodes: int, depth: int, accepted: int) -> RequestCommit:
 
 
 def test_depths_are_counted_as_far_as_they_are_told_apart() -> None:
-    tally = ShadowTally()
-    tally.add([commit(3, nodes=8, depth=4, accepted=2), commit(1, nodes=0, depth=0, accepted=0)], hits=1)
-    tally.add([commit(11, nodes=20, depth=DEPTHS + 3, accepted=10)], hits=0)
-    score = tally.score()
+    score = ShadowScore()
+    score.add([commit(3, nodes=8, depth=4, accepted=2), commit(1, nodes=0, depth=0, accepted=0)], hits=1)
+    score.add([commit(11, nodes=20, depth=DEPTHS + 3, accepted=10)], hits=0)
     assert (score.steps, score.trees, score.tokens, score.accepted, score.hits) == (3, 2, 15, 12, 1)
     assert score.tried_by_depth == [2, 2, 2, 1, 1, 1, 1, 1]
     assert score.accepted_by_depth == [2, 2, 1, 1, 1, 1, 1, 1]
