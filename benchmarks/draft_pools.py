@@ -12,11 +12,12 @@ from proxy import HOST
 
 from pilotfish.cli.bench.contestants import Contestant, always, budgets_of
 from pilotfish.config.engine import EngineConfig
-from pilotfish.engine.drafts.remote_drafts import RemoteDrafter, RemoteDrafts
+from pilotfish.engine.drafts.remote_drafts import RemoteDrafts
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.pools.remote_pools import worker_command
 from pilotfish.engine.processes.placement import split_cores
 from pilotfish.engine.processes.process import WorkerSpec
+from pilotfish.wire.pool_users import RemoteDrafter
 
 
 @contextmanager

@@ -16,7 +16,11 @@ _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
     [
         *("slim_imports", "pytest", "support", "pilotfish.engine.drafts.draft_pool"),
-        *("pilotfish.engine.prefills.prefill_pool", "pilotfish.cli", "transformers.models.llama.modeling_llama"),
+        *(
+            "pilotfish.engine.prefills.prefill_pool",
+            "pilotfish.cli.workers",
+            "transformers.models.llama.modeling_llama",
+        ),
     ]
 )
 

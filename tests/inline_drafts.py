@@ -14,8 +14,9 @@ from pilotfish.core.drafting.drafter import DraftLimits
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.tree import Guesses
 from pilotfish.engine.drafts.draft_pool import make_worker
-from pilotfish.engine.drafts.remote_drafts import RemoteDrafter, RemoteDrafts
+from pilotfish.engine.drafts.remote_drafts import RemoteDrafts
 from pilotfish.engine.pools import remote_pools
+from pilotfish.wire.pool_users import RemoteDrafter
 from pilotfish.wire.sockets import ListeningChannel
 
 #: Seconds that a target waits for a tree, at most.

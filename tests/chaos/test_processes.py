@@ -12,9 +12,9 @@ from support import assert_idle, drain, eventually, make_engine
 from workers import LIMIT, PARAMS, PROMPTS, Start, endpoint_in
 
 from pilotfish.core.drafting.draft_sessions import FORGOTTEN
-from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
+from pilotfish.wire.pool_users import RemoteDrafter
 
 
 def submit_all(engine: Engine) -> list[Sample]:

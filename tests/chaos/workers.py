@@ -19,7 +19,6 @@ from pilotfish.core.drafting.vocabulary import tokenizer_digest
 from pilotfish.core.peers import peer as peers
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.drafts.draft_pool import make_worker
-from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.pools import remote_pools
 from pilotfish.engine.processes import launch
@@ -27,6 +26,7 @@ from pilotfish.engine.processes.launch import Supervisor
 from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.wire.channel import Channel, ChannelThread, encode
+from pilotfish.wire.pool_users import RemoteDrafter
 from pilotfish.workers.draft import DraftWorker
 
 #: Prompts and parameters of 100 streams, greedy and not.

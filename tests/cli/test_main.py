@@ -44,7 +44,7 @@ def test_failures_are_one_line_and_exit_code_1(
     def fail(*_: object, **__: object) -> int:
         raise error
 
-    monkeypatch.setattr(cli, "commands", lambda: fail)
+    monkeypatch.setattr(cli, "commands", lambda *_: fail)
     result = pilotfish("generate")
     assert (result.code, result.stdout, result.stderr) == (1, "", f"pilotfish: {line}\n")
 

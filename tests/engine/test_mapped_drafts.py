@@ -19,11 +19,11 @@ from pilotfish.core.drafting.messages import MAPPED
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.drafts.draft_pool import make_worker
-from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.pairs import resolve_pair
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import ModelError, ParameterError
+from pilotfish.wire.pool_users import RemoteDrafter
 
 #: The sampling settings, then grammars.
 ASKED: tuple[dict[str, Any], ...] = (

@@ -19,7 +19,6 @@ from pilotfish.core.drafting.pools import DraftPool
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.handover import WHOLE
 from pilotfish.core.sampling.sampling_params import SamplingParams
-from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.pools import remote_pools
 from pilotfish.engine.pools.pool_members import PoolMembers
 from pilotfish.engine.sample import Sample
@@ -30,6 +29,7 @@ from pilotfish.errors import InputError, ParameterError
 from pilotfish.wire.channel import ChannelThread
 from pilotfish.wire.curve_keys import TargetKeys, new_key_pair
 from pilotfish.wire.endpoints import Endpoint
+from pilotfish.wire.pool_users import RemoteDrafter
 from pilotfish.wire.sockets import DialingChannel
 
 TOKENS = 400

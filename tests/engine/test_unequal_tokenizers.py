@@ -17,8 +17,8 @@ from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.tree import Guesses
 from pilotfish.engine.checks import check_models
-from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.model.loading.metadata import load_tokenizer
+from pilotfish.wire.pool_users import RemoteDrafter
 from pilotfish.workers.lm import LMDrafter
 
 #: Embeddings beyond the tokenizer, as most models have them.

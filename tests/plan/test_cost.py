@@ -14,8 +14,7 @@ from pilotfish.config.hardware.cost import ForwardLoad, PlacedModel
 from pilotfish.config.hardware.shapes import MODELS
 from pilotfish.config.hardware.tables import DEVICES, ENGINES, LINKS
 from pilotfish.errors import ParameterError
-from pilotfish.plan.split import SplitModel
-from pilotfish.plan.tiers import TIERS, MemoryTier, TieredModel
+from pilotfish.plan.placements import TIERS, MemoryTier, SplitModel, TieredModel
 
 LAYER, ALL_REDUCE = 26.45e-6, 13.1e-6
 USABLE = [name for name, device in DEVICES.items() if device.bf16 is not None]

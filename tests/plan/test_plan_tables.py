@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from pilotfish.config.hardware.shapes import MODELS
 from pilotfish.config.hardware.tables import DEVICES, ENGINES, LINKS, SHARES, Constant
+from pilotfish.plan.placements import TIERS
 from pilotfish.plan.planner.acceptance import PAIRS
 from pilotfish.plan.published import GROUPS, PUBLISHED
-from pilotfish.plan.tiers import TIERS
 
 TABLES = {"devices": DEVICES, "links": LINKS, "tiers": TIERS, "models": MODELS, "published": GROUPS}
 

@@ -6,55 +6,52 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import typer
 from typer.exceptions import TyperException
 
-from pilotfish.cli import chat, cluster, generate, keys, kv, models, serve, train, workers
-from pilotfish.cli.bench.commands import app as bench_app
-from pilotfish.cli.demo import command as demo
-from pilotfish.cli.drafts import draft_check, draft_status
-from pilotfish.cli.plan import command as plan
-from pilotfish.cli.rollout import capture, explain
-from pilotfish.cli.rollout import command as rollout
-from pilotfish.cli.vllm_arguments import ServeCommand
 from pilotfish.errors import InputError
 from pilotfish.printable import OneLineFormatter, one_line
 
 INTERRUPTED = 130  # what Typer makes of Ctrl-C
-
-app = typer.Typer(
-    name="pilotfish",
-    help="LLM inference with lossless speculative decoding.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
-app.command("demo")(demo.demo)
-app.command("serve", cls=ServeCommand)(serve.serve)
-app.command("explain")(explain.explain)
-app.command("draft")(workers.draft)
-app.command("draft-check")(draft_check.draft_check)
-app.command("draft-status")(draft_status.draft_status)
-app.command("prefill")(workers.prefill)
-app.command("target")(workers.target)
-app.command("rank", hidden=True)(workers.rank)
-app.add_typer(bench_app, name="bench")
-app.add_typer(cluster.app, name="cluster")
-app.add_typer(keys.app, name="keys")
-app.add_typer(kv.app, name="kv")
-app.add_typer(models.app, name="models")
-app.add_typer(plan.app, name="plan")
-rollout.app.add_typer(capture.app, name="capture")
-app.add_typer(rollout.app, name="rollout")
-app.add_typer(train.app, name="train")
+#: Modules by command: each has a function of the command's name, or an `app`, which is a group of them.
+MODULES = {
+    "generate": "generate",
+    "chat": "chat",
+    "demo": "demo.command",
+    "serve": "serve",
+    "explain": "rollout.explain",
+    "draft": "workers",
+    "draft-check": "drafts",
+    "draft-status": "drafts",
+    "prefill": "workers",
+    "target": "workers",
+    "rank": "workers",
+    "bench": "bench.commands",
+    "cluster": "cluster",
+    "keys": "keys",
+    "kv": "kv",
+    "models": "models",
+    "plan": "plan.command",
+    "rollout": "rollout.command",
+    "train": "train",
+}
 
 
 @cache
-def commands() -> Callable[..., Any]:
-    """All of them, which take a moment to be read from their signatures."""
+def commands(*names: str) -> Callable[..., Any]:
+    """These, whose modules are imported and read for their options, which takes a moment each."""
+    help, group = "LLM inference with lossless speculative decoding.", lambda: None
+    app = typer.Typer(help=help, callback=group, add_completion=False, pretty_exceptions_enable=False)
+    for name in names:
+        module = import_module(f"{__name__}.{MODULES[name]}")
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name)
+        else:
+            own = getattr(module, name.replace("-", "_"))
+            app.command(name, cls=getattr(module, "COMMAND", None), hidden=name == "rank")(own)
     return typer.main.get_command(app)
 
 
@@ -64,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.lastResort.setFormatter(OneLineFormatter())
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
-        code: int = commands()(arguments, prog_name="pilotfish", standalone_mode=False) or 0
+        named = arguments[:1] if arguments[0] in MODULES else MODULES
+        code: int = commands(*named)(arguments, prog_name="pilotfish", standalone_mode=False) or 0
         return _fail("interrupted", 1) if code == INTERRUPTED else code
     except TyperException as error:
         return _fail(error.format_message() or "Missing command.", 2)  # a group without one has shown its help

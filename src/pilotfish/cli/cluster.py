@@ -1,22 +1,18 @@
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from pilotfish.cli.options import JsonOption
 from pilotfish.cli.show import WIDE, print_json, print_line, print_table, table_of, warn_line
+from pilotfish.cluster.config import ClusterConfig, read_cluster_config
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
 from pilotfish.errors import InputError
-
-if TYPE_CHECKING:
-    from pilotfish.cluster.config import ClusterConfig
 
 app = typer.Typer(help="Servers, targets and pools on a Ray cluster (docs/ray.md).", no_args_is_help=True)
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="What the cluster consists of.")]
@@ -75,6 +71,4 @@ def on_cluster(path: Path, server: ServerConfig) -> Iterator[tuple[EngineConfig,
 def _read(path: Path) -> ClusterConfig:
     if find_spec("ray") is None:
         raise InputError("ray: it is not installed; expected pilotfish[ray], as from pip install 'pilotfish[ray]'")
-    from pilotfish.cluster.config import read_cluster_config
-
     return read_cluster_config(path)

@@ -10,6 +10,7 @@ from rich.filesize import decimal
 
 from pilotfish.cli.options import JsonOption
 from pilotfish.cli.show import facts_table, print_json, print_line, print_table, progress_bar
+from pilotfish.kv import upkeep
 
 app = typer.Typer(help="Directories of KV on disk (docs/kv-cache.md).", no_args_is_help=True)
 
@@ -20,9 +21,7 @@ T = TypeVar("T")
 @app.command()
 def ls(directory: Directory, json: JsonOption = False) -> None:
     """Say what a directory holds and who uses it."""
-    from pilotfish.kv.upkeep import summary
-
-    held = summary(directory)
+    held = upkeep.summary(directory)
     if json:
         _print_record(directory, held)
         return
@@ -47,9 +46,7 @@ def verify(
     json: JsonOption = False,
 ) -> None:
     """Read every object and check its header, checksum and name. Exit 1: some are bad."""
-    from pilotfish.kv.upkeep import verify
-
-    result = verify(directory, remove=remove, watched=_watched)
+    result = upkeep.verify(directory, remove=remove, watched=_watched)
     if json:
         _print_record(directory, result)
     else:
@@ -62,9 +59,7 @@ def verify(
 @app.command()
 def purge(directory: Directory, json: JsonOption = False) -> None:
     """Remove all KV, and nothing else, from a directory that no server uses."""
-    from pilotfish.kv.upkeep import purge
-
-    gone = purge(directory)
+    gone = upkeep.purge(directory)
     if json:
         _print_record(directory, gone)
     else:

@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,16 +13,14 @@ from pilotfish.cli.cluster import on_cluster
 from pilotfish.cli.options import ENGINE, ROWS, JsonOption, engine_config
 from pilotfish.cli.reading import with_defaults
 from pilotfish.cli.show import print_json
-from pilotfish.cli.vllm_arguments import with_speculative_config
+from pilotfish.cli.vllm_arguments import ServeCommand, with_speculative_config
 from pilotfish.command import Given, taking
 from pilotfish.config.server import ServerConfig
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.logs import configure
 from pilotfish.options import pick
 from pilotfish.prompts import read_chat_template
-
-if TYPE_CHECKING:
-    from pilotfish.server.auth import Keyring
+from pilotfish.server.auth import ENVIRONMENT, Keyring, load_keyring, refuse_open
 
 client = partial(typer.Option, rich_help_panel="Who may come")
 fleet = partial(typer.Option, rich_help_panel="Several targets")
@@ -33,6 +29,8 @@ API_KEY_HELP = (
     "What clients must show, one or more. Every user of this host can read them in ps: PILOTFISH_API_KEY and "
     "--api-keys keep them out of sight."
 )
+#: It takes flags of vLLM, too.
+COMMAND = ServeCommand
 CONFIG_HELP = "TOML of these options by name, as bench tune writes it; options given here go before it."
 
 
@@ -94,8 +92,6 @@ def serve(
 
 def _keyring(secrets: Sequence[str], file: Path | None, host: str, *, anonymous: bool) -> Keyring:
     """ParameterError without keys where other hosts can reach the server."""
-    from pilotfish.server.auth import ENVIRONMENT, load_keyring, refuse_open
-
     keys = load_keyring(secrets, os.environ.get(ENVIRONMENT, ""), file)
     if "VLLM_API_KEY" in os.environ and not (keys or anonymous):
         raise InputError(f"VLLM_API_KEY: it is not read; give {ENVIRONMENT}, or --allow-anonymous to do without keys")

@@ -5,24 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from pilotfish.config.fields import (
-    ADDRESSES,
-    KEYS,
-    TOKENS,
-    BudgetKind,
-    DrafterKind,
-    DType,
-    KVDType,
-    Mode,
-    Quantization,
-    Texts,
-    available_cores,
-    drafter_kinds,
-    layer_ids,
-    least_sent,
-    limit,
-    parse_cores,
-)
+from pilotfish.config import fields
+from pilotfish.config.fields import KEYS, TOKENS, BudgetKind, DType, KVDType, Mode, Quantization, Texts, limit
 from pilotfish.config.hardware.pace import Paces
 from pilotfish.core.features.features import FeatureType
 from pilotfish.errors import ParameterError
@@ -43,7 +27,7 @@ PREFIX_CACHE = ("--prefix-cache/--no-prefix-cache", "--enable-prefix-caching/--n
 RANKS = ("--tensor-parallel-size",)
 MAX_REQUESTS, MAX_ROWS = ("--max-requests", "--max-num-seqs"), ("--max-rows", "--max-num-batched-tokens")
 
-LAYERS: Any = {"parse": layer_ids, "metavar": "ID,…", "shown": "as it says"}
+LAYERS: Any = {"parse": fields.layer_ids, "metavar": "ID,…", "shown": "as it says"}
 CONTEXT: Any = {"or_zero": True, "shown": "the model's context", **TOKENS}
 GIB: Any = {"low": 0, "high": 1 << 20, "unit": "GiB"}
 
@@ -96,7 +80,7 @@ class EngineConfig:
     draft_workers: Annotated[int, elsewhere("Draft processes.", 1, 64)] = 1
     draft_cores: Annotated[str, elsewhere("Their cores.", shown="a few")] = ""
     draft_device: Annotated[str, elsewhere("Their device.", shown="that of --device")] = ""
-    draft_pool: Annotated[Texts, elsewhere("Pools instead: ipc://… or tcp://…, joined by ,", **ADDRESSES)] = ()
+    draft_pool: Annotated[Texts, elsewhere("Pools instead: ipc://… or tcp://…, joined by ,", **fields.ADDRESSES)] = ()
     draft_pools_each: Annotated[int, elsewhere("Pools that guess for a sequence at once.", 1, 8)] = 1
     draft_key: Annotated[Path, elsewhere("This target's key file, for pools with keys.")] | None = None
     draft_pool_key: Annotated[Texts, elsewhere("The pools' public keys, joined by a space.", **KEYS)] = ()
@@ -104,7 +88,7 @@ class EngineConfig:
         None
     )
     shadow_pool: Annotated[
-        Texts, elsewhere("Pools to score without using them, in any mode, joined by ,", **ADDRESSES)
+        Texts, elsewhere("Pools to score without using them, in any mode, joined by ,", **fields.ADDRESSES)
     ] = ()
     shadow_pool_key: Annotated[Texts, elsewhere("Their public keys, joined by a space; with --draft-key.", **KEYS)] = ()
     shadow_share: Annotated[float, elsewhere("Of the requests that they are told of.", high=1, above=0)] = 1.0
@@ -116,7 +100,7 @@ class EngineConfig:
     insecure: Annotated[bool, elsewhere("Do without keys beyond this host.")] = False
     prefill_workers: Annotated[int, ahead("Processes that compute KV of prompts.", 0, 64)] = 0
     prefill_cores: Annotated[str, ahead("Their cores.", shown="half of the target's")] = ""
-    prefill_pool: Annotated[Texts, ahead("Pools instead: ipc://… or tcp://…, joined by ,", **ADDRESSES)] = ()
+    prefill_pool: Annotated[Texts, ahead("Pools instead: ipc://… or tcp://…, joined by ,", **fields.ADDRESSES)] = ()
     prefill_threshold: Annotated[
         str, ahead("Tokens without KV from which on a prompt goes there; auto: as measured.", metavar="TOKENS")
     ] = "auto"
@@ -153,13 +137,13 @@ class EngineConfig:
                 raise ParameterError("prefix_cache", False, f"true with {name}")
         if self.kv_disk_size and self.kv_disk is None:
             raise ParameterError("kv_disk_size", self.kv_disk_size, "0 without kv_disk")
-        parse_cores(self.cores)
+        fields.parse_cores(self.cores)
         if self.prefill_pool and self.prefill_workers:
             raise ParameterError("prefill_workers", self.prefill_workers, "0 with prefill_pool")
         for name in ("draft_pool", "draft_pool_key", "prefill_workers", "prefill_pool", "prefill_pool_key"):
             if self.members is not None and (given := getattr(self, name)):
                 raise ParameterError(name, given, "nothing with members, a file that names all pools and their keys")
-        least_sent(self.prefill_threshold)
+        fields.least_sent(self.prefill_threshold)
         if self.tensor_parallel > 1:
             for name in ("kv_host_memory", "kv_disk", "prefill_pool", "prefill_workers"):
                 if given := getattr(self, name):
@@ -194,12 +178,12 @@ class EngineConfig:
             raise ParameterError("shadow_pool_key", list(self.shadow_pool_key), allowed)
 
     @property
-    def drafters(self) -> tuple[DrafterKind, ...]:
-        return drafter_kinds(self.drafter)
+    def drafters(self) -> tuple[fields.DrafterKind, ...]:
+        return fields.drafter_kinds(self.drafter)
 
     @property
     def core_set(self) -> frozenset[int]:
-        return parse_cores(self.cores)
+        return fields.parse_cores(self.cores)
 
     @property
     def paces(self) -> Paces:
@@ -242,4 +226,4 @@ class EngineConfig:
 
     @property
     def num_threads(self) -> int:
-        return self.threads or len(self.core_set) or available_cores()
+        return self.threads or len(self.core_set) or fields.available_cores()

@@ -72,13 +72,10 @@ class Typed(msgspec.Struct):
     type: str = ""
 
 
-_typed: msgspec.msgpack.Decoder[Typed] = msgspec.msgpack.Decoder(Typed)
-
-
 def type_of(frame: Frame) -> str:
     """ "" where it cannot be read."""
     try:
-        return _typed.decode(frame).type
+        return msgspec.msgpack.decode(frame, type=Typed).type
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
 

@@ -98,7 +98,7 @@ def test_a_prompt_file_is_sent_again_under_other_ids(tmp_path: Path) -> None:
     rows = [{"id": 1, "prompt": "a"}, {"id": "b", "turns": ["x", "y"], "category": "code"}]
     found = first(3, prompts=write_rows(tmp_path / "p.jsonl", *rows), ignore_eos=True, answer_tokens=None)
     assert [turn.id for one in found for turn in one.turns] == ["1", "b.0", "b.1", "1#1"]
-    assert found[0].turns[0].prompt == "a" and found[1].turns[1].category == "code"
+    assert found[0].turns[0].messages[0]["content"] == "a" and found[1].turns[1].category == "code"
     assert found[1].turns[0].fields == {"ignore_eos": True} and found[0].turns[0].seed != found[2].turns[0].seed
 
 
@@ -132,7 +132,7 @@ def test_equal_blocks_of_a_trace_are_equal_texts(tmp_path: Path, name: str) -> N
     path = tmp_path / name
     data = "".join(json.dumps(row) + "\n" for row in rows).encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    one, two, three = (session.turns[0].prompt for session in first(9, trace=path, block_tokens=64))
+    one, two, three = (session.turns[0].messages[0]["content"] for session in first(9, trace=path, block_tokens=64))
     assert two.startswith(one) and tokens(one) == pytest.approx(128, abs=4)
     assert not three.startswith(one) and three[: len(one) // 3] == one[: len(one) // 3]
     assert tokens(three) == pytest.approx(700 * 64 / 512, abs=6)

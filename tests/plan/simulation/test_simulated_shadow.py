@@ -7,17 +7,16 @@ import pytest
 from msgspec.structs import replace
 from sizes import sized
 
-from pilotfish.core.drafting.messages import ToDraft, ToTarget
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.scheduling.step import RequestCommit
 from pilotfish.operate import outcome
 from pilotfish.plan.simulation.acceptance import AcceptanceTrace, drawn_acceptance
-from pilotfish.plan.simulation.drafts import PooledDrafter, VirtualPool, pool_peer
+from pilotfish.plan.simulation.drafts import VirtualPool, peer_of, pooled_drafter
 from pilotfish.plan.simulation.models import Cost, Replay
-from pilotfish.plan.simulation.run import TICK, SimulatedRun, Simulation, simulate
+from pilotfish.plan.simulation.run import TICK, SimulatedRun, Simulation, VirtualTarget, budget_over, costs_of, simulate
 from pilotfish.plan.simulation.setup import MAX_ROWS, Mode, Setup, Speculation, closed_load
-from pilotfish.plan.simulation.target import VirtualTarget, budget_over, costs_of
+from pilotfish.wire.channel import Received
 from pilotfish.workers import target_shadow
 from pilotfish.workers.ngram import NgramDrafter
 from pilotfish.workers.records import StepRecord
@@ -49,7 +48,7 @@ class Shadow:
         replay = Replay(TRACE)
         replay._shifts = simulation.replay._shifts
         self.pool = VirtualPool(self.events, replay, own, self.to_target)
-        self.drafter = PooledDrafter(own, 0, TRACE.pair.vocab_size, lambda: self.events.now, self.to_pool)
+        self.drafter = pooled_drafter(own, 0, TRACE.pair.vocab_size, lambda: self.events.now, self.to_pool)
         self.live = LiveSteps(costs_of(own))
         limits = ShadowSetup(target.context, MAX_ROWS, setup.max_requests, prefix_cache=False, share=share)
         beside, budget = [NgramDrafter()] * speculation.ngrams, budget_over(costs_of(own), speculation)
@@ -57,15 +56,16 @@ class Shadow:
         self.busy = False
         self.count, target.worker.observe = target.worker.observe, self.observe
 
-    def to_pool(self, _: Peer, message: ToDraft) -> None:
-        self.events.at(self.events.now, partial(self.pool.deliver, b"target", message))
+    def to_pool(self, _: Peer, *frames: bytes) -> None:
+        for frame in frames:
+            self.events.at(self.events.now, partial(self.pool.deliver, b"target", frame))
 
-    def to_target(self, _: Peer, message: ToTarget) -> None:
-        receive = partial(self.drafter.receive, pool_peer(0), message)
-        self.events.at(self.events.now, lambda: receive(self.events.now))
+    def to_target(self, _: Peer, *frames: bytes) -> None:
+        for frame in frames:
+            self.events.at(self.events.now, partial(self.drafter.receive, Received(peer_of(0), frame)))
 
     def tick(self) -> None:
-        self.drafter.tick(self.events.now)
+        self.drafter.tick()
         self.pool.tick()
         self.events.at(self.events.now + TICK, self.tick)
 

@@ -20,10 +20,10 @@ from pilotfish.core.drafting.messages import PROTOCOL_VERSION, TARGET_CAPABILITI
 from pilotfish.core.drafting.pools import DraftPool
 from pilotfish.core.drafting.target_machine import RemoteOptions
 from pilotfish.core.peers import peer as peers
-from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.engine import Engine
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.wire.channel import Channel, ChannelThread
+from pilotfish.wire.pool_users import RemoteDrafter
 from pilotfish.workers.draft import DraftWorker, Grower
 
 TARGET = b"target"

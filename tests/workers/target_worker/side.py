@@ -14,8 +14,8 @@ from pilotfish.core.peers.fields import Peer
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.tree import TokenTree
-from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.wire.channel import Received, decode_to_draft, encode
+from pilotfish.wire.pool_users import RemoteDrafter
 
 VOCAB = 100
 HELLO = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target")

@@ -31,8 +31,8 @@ from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import ANY_DEPTH, Outcome, Sampling, SequenceRows
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.tree import ROOT, Forest, Guesses
-from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.wire.channel import Received
+from pilotfish.wire.pool_users import RemoteDrafter
 from pilotfish.workers.draft import DraftWorker, Grower
 
 VOCAB, PROMPT = 32_000, 200

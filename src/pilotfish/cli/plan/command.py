@@ -7,6 +7,7 @@ from pilotfish.cli.bench.commands import add_commands
 from pilotfish.cli.options import JsonOption
 from pilotfish.cli.plan import hardware, simulate
 from pilotfish.cli.show import print_json, print_line, print_table, table_of
+from pilotfish.plan.published import GROUPS, PUBLISHED, summaries
 
 app = typer.Typer(help="The cost model of named devices (docs/planning.md).", no_args_is_help=True)
 add_commands(app, "plan")
@@ -22,8 +23,6 @@ def published(json: JsonOption = False) -> None:
 
 
 def _record() -> dict[str, Any]:
-    from pilotfish.plan.published import GROUPS, PUBLISHED, summaries
-
     groups = {
         name: {"about": group.about, "sources": group.sources, "rows": list(group.rows)}
         for name, group in GROUPS.items()
@@ -36,8 +35,6 @@ def _record() -> dict[str, Any]:
 
 
 def _print() -> None:
-    from pilotfish.plan.published import PUBLISHED, summaries
-
     rows = [
         {
             "row": name,

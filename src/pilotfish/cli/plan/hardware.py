@@ -1,10 +1,8 @@
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from msgspec import to_builtins
@@ -17,9 +15,9 @@ from pilotfish.cli.show import print_json, progress_bar
 from pilotfish.command import Given, taking
 from pilotfish.errors import ParameterError
 from pilotfish.options import Option
-
-if TYPE_CHECKING:
-    from pilotfish.plan.planner.choice import HardwareChoice
+from pilotfish.plan.planner.choice import HardwareChoice, choose
+from pilotfish.plan.planner.situation import situation_of
+from pilotfish.plan.trace import read_trace, recorded_load
 
 _DEVICE = re.compile(r"(?P<name>[^@]+?)(?:x(?P<count>[0-9]{1,4}))?(?:@(?P<low>[0-9.]+)(?:-(?P<high>[0-9.]+))?)?")
 _FORMS = {
@@ -101,8 +99,6 @@ def whatif(
     json: JsonOption = False,
 ) -> None:
     """Plan for the traffic of TRACE: for its mean, and for its busiest minute. A plan's own workload is not used."""
-    from pilotfish.plan.trace import read_trace, recorded_load
-
     record = _record(plan, situation, limits)
     load = recorded_load(read_trace(trace))
     choices = {
@@ -116,9 +112,6 @@ def whatif(
 
 
 def _choose(record: Given, plan: Path | None) -> HardwareChoice:
-    from pilotfish.plan.planner.choice import choose
-    from pilotfish.plan.planner.situation import situation_of
-
     bar = partial(progress_bar, Console(stderr=True), what="deployments")
     return choose(situation_of(record, str(plan or "options")), bar)
 

@@ -1,25 +1,19 @@
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import to_builtins
 
 from pilotfish.cli.show import print_line, print_table, table_of
-
-if TYPE_CHECKING:
-    from pilotfish.plan.planner.choice import Crossover, HardwareChoice
-    from pilotfish.plan.planner.demand import Demand
-    from pilotfish.plan.planner.outlook import Money, Outlook
-    from pilotfish.plan.trace import RecordedLoad
+from pilotfish.plan.planner.choice import Crossover, HardwareChoice, shortfall
+from pilotfish.plan.planner.demand import Demand
+from pilotfish.plan.planner.outlook import Money, Outlook
+from pilotfish.plan.trace import RecordedLoad
 
 #: Characters of a table, however narrow the terminal.
 TABLE_WIDTH = 250
 
 
 def choice_record(choice: HardwareChoice) -> dict[str, Any]:
-    from pilotfish.plan.planner.choice import shortfall
-
     record: dict[str, Any] = to_builtins(choice)
     for inner, one in zip((record["chosen"], *record["kinds"]), (choice.chosen, *choice.kinds), strict=True):
         inner.update(_computed(one))
@@ -79,8 +73,6 @@ def _cells(one: Outlook) -> dict[str, str]:
 
 
 def _verdict(choice: HardwareChoice) -> Iterator[str]:
-    from pilotfish.plan.planner.choice import shortfall
-
     one, demand = choice.chosen, choice.situation.workload
     what = ", ".join(f"{count} x {name}" for name, count in one.deployment.devices.items())
     asked = f"{demand.users} users" if demand.users is not None else f"{demand.rate:.3g} requests/s"

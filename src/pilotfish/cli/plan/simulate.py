@@ -1,7 +1,5 @@
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 from msgspec import to_builtins
@@ -11,13 +9,15 @@ from pilotfish.cli.options import JsonOption
 from pilotfish.cli.show import FILE_WIDTH, print_json, print_line, print_table, progress_bar, table_of
 from pilotfish.config.fields import Mode
 from pilotfish.errors import ParameterError
-
-if TYPE_CHECKING:
-    from pilotfish.plan.simulation.sweep import Sweep, SweepPoint
+from pilotfish.plan.simulation.acceptance import trace_of
+from pilotfish.plan.simulation.calibration import host_of
+from pilotfish.plan.simulation.models import cost_of
+from pilotfish.plan.simulation.setup import Setup, Speculation
+from pilotfish.plan.simulation.sweep import Sweep, SweepPoint, crossover
 
 T = TypeVar("T", int, float)
 #: By setting: its points; the load at which it stops paying, of those that speculate.
-Points = dict[str, list["SweepPoint"]]
+Points = dict[str, list[SweepPoint]]
 Stops = dict[str, float | None]
 MODES: tuple[Mode, ...] = get_args(Mode)
 MOST = 1 << 20
@@ -56,12 +56,6 @@ def simulate(
     json: JsonOption = False,
 ) -> None:
     """Simulate speculation over an acceptance trace, by mode and load, beside no speculation."""
-    from pilotfish.plan.simulation.acceptance import trace_of
-    from pilotfish.plan.simulation.calibration import host_of
-    from pilotfish.plan.simulation.models import cost_of
-    from pilotfish.plan.simulation.setup import Setup, Speculation
-    from pilotfish.plan.simulation.sweep import Sweep, crossover
-
     speculation = Speculation(nodes=nodes, levels=levels, width=width, leaves=leaves, adaptive=not fixed)
     setup = Setup(
         target=cost_of("target", target),

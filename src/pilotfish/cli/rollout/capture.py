@@ -1,11 +1,9 @@
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.filesize import decimal
@@ -14,9 +12,7 @@ from pilotfish.cli.options import JsonOption
 from pilotfish.cli.reading import moment_of
 from pilotfish.cli.show import WIDE, print_json, print_line, print_table, table_of
 from pilotfish.errors import InputError, ParameterError
-
-if TYPE_CHECKING:
-    from pilotfish.operate.capture.upkeep import PartitionSummary
+from pilotfish.operate.capture import upkeep
 
 app = typer.Typer(help="Token ids that servers keep (docs/redistil.md).", no_args_is_help=True)
 
@@ -26,9 +22,7 @@ Directory = Annotated[Path, typer.Argument(help="What a server was given as --ca
 @app.command()
 def show(directory: Directory, json: JsonOption = False) -> None:
     """Say how much is kept of each client, and since when; no tokens."""
-    from pilotfish.operate.capture.upkeep import summarize_partitions
-
-    found = summarize_partitions(directory)
+    found = upkeep.summarize_partitions(directory)
     if json:
         print_json({"directory": str(directory), "partitions": [asdict(one) for one in found]})
     else:
@@ -46,8 +40,6 @@ def purge(
     json: JsonOption = False,
 ) -> None:
     """Remove rows. A server may use the folder meanwhile."""
-    from pilotfish.operate.capture import upkeep
-
     if (client is not None) + (before is not None) + all_rows != 1:
         raise InputError("purge: exactly one of --client, --before and --all is needed")
     if client is not None:
@@ -66,7 +58,7 @@ def purge(
         print_line(f"removed {gone.files} files, {decimal(gone.bytes)}")
 
 
-def _print(found: Sequence[PartitionSummary], now: float) -> None:
+def _print(found: Sequence[upkeep.PartitionSummary], now: float) -> None:
     rows = [
         {
             "partition": one.name,

@@ -1,23 +1,24 @@
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from msgspec import to_builtins
 from rich.text import Text
 
 from pilotfish.cli.options import JsonOption
+from pilotfish.cli.pages.document import write_file
+from pilotfish.cli.pages.rollout import rollout_page
 from pilotfish.cli.reading import LOCAL, ApiKeyEnvOption, from_file, read_statistics
+from pilotfish.cli.rollout import capture
 from pilotfish.cli.show import WIDE, print_json, print_line, print_table, table_of
 from pilotfish.errors import InputError
+from pilotfish.operate.arms import RolloutArms
+from pilotfish.operate.report import WORDS, RolloutReport, notes, rollout_report, summary, value_text
 from pilotfish.printable import one_line
 
-if TYPE_CHECKING:
-    from pilotfish.operate.report import RolloutReport
-
 app = typer.Typer(help="Variants of speculation under traffic (docs/rollout.md).", no_args_is_help=True)
+app.add_typer(capture.app, name="capture")
 
 ROUTE = "/v1/rollout"
 
@@ -36,11 +37,6 @@ def report(
     json: JsonOption = False,
 ) -> None:
     """Say what each variant does beside the holdout. Look as often as you like: its intervals allow for that."""
-    from pilotfish.cli.pages.document import write_file
-    from pilotfish.cli.pages.rollout import rollout_page
-    from pilotfish.operate.arms import RolloutArms
-    from pilotfish.operate.report import rollout_report
-
     arms, *others = read_statistics(RolloutArms, ROUTE, url or [], source or [], api_key_env)
     for other in others:
         if other.holdout != arms.holdout:
@@ -55,16 +51,12 @@ def report(
 
 
 def _print(made: RolloutReport) -> None:
-    from pilotfish.operate.report import notes, summary
-
     print_line(*summary(made), "")
     print_table(table_of(_rows(made), left=("variant", "mean", "beside the holdout")), at_least=WIDE)
     print_line("", *notes(made))
 
 
 def _rows(made: RolloutReport) -> Iterator[dict[str, Text]]:
-    from pilotfish.operate.report import WORDS, value_text
-
     for row in made.rows:
         if row.observations:
             cells = {

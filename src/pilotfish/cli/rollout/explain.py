@@ -1,8 +1,6 @@
-from __future__ import annotations
-
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from msgspec import to_builtins
@@ -11,12 +9,15 @@ from rich.padding import Padding
 from rich.text import Text
 
 from pilotfish.cli.options import JsonOption
+from pilotfish.cli.pages.document import write_file
+from pilotfish.cli.pages.explanation import explanation_page
 from pilotfish.cli.reading import ApiKeyEnvOption, UrlOption, from_file, moment_of, read_statistics
 from pilotfish.cli.show import FILE_WIDTH, print_json, table_of
 from pilotfish.errors import ParameterError
-
-if TYPE_CHECKING:
-    from pilotfish.operate.explaining.explanation import Explanation
+from pilotfish.operate.explaining import explain as explaining
+from pilotfish.operate.explaining.cohorts import CohortStatistics
+from pilotfish.operate.explaining.explain_wording import headline
+from pilotfish.operate.explaining.explanation import Explanation
 
 ROUTE = "/v1/rollout/statistics"
 INTERVAL = "BEGIN..END, each now, an age as in 90m, 2h or 1d, or an ISO time, that begins before it ends"
@@ -45,11 +46,6 @@ def explain(
     json: JsonOption = False,
 ) -> None:
     """Say why acceptance changed between two intervals, and what to do (docs/explaining.md)."""
-    from pilotfish.cli.pages.document import write_file
-    from pilotfish.cli.pages.explanation import explanation_page
-    from pilotfish.operate.explaining import explain as explaining
-    from pilotfish.operate.explaining.cohorts import CohortStatistics
-
     (statistics,) = read_statistics(CohortStatistics, ROUTE, [url], [source], api_key_env)
     spans = [span_of(*given, statistics.now) for given in (("before", before), ("after", after))]
     found = explaining.explain(*(statistics.between(*span) for span in spans))
@@ -71,8 +67,6 @@ def span_of(field: str, text: str, now: float) -> tuple[float, float]:
 
 
 def _print(found: Explanation) -> None:
-    from pilotfish.operate.explaining.explain_wording import headline
-
     console = Console(highlight=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
     console.print(Text(found.sentence, style="bold"))
     if found.before is None or found.after is None:

@@ -11,7 +11,7 @@ from pilotfish.core.drafting.messages import FeatureOffer
 from pilotfish.core.drafting.vocabulary import added_tokens
 from pilotfish.core.scheduling.executor import Executor
 from pilotfish.engine.checks import load_draft_tokenizer
-from pilotfish.engine.drafts.remote_drafts import RemoteDrafter, RemoteDrafts
+from pilotfish.engine.drafts.remote_drafts import RemoteDrafts
 from pilotfish.engine.heads import note_reach, sharing
 from pilotfish.engine.memory import load_configured
 from pilotfish.engine.trial import on_kernels
@@ -21,6 +21,7 @@ from pilotfish.model.heads.executor import HeadSetup
 from pilotfish.model.heads.spec import HeadFiles
 from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.pacer import Pacer
+from pilotfish.wire.pool_users import RemoteDrafter
 from pilotfish.workers.lm import LMDrafter
 from pilotfish.workers.ngram import NgramDrafter
 from pilotfish.workers.suffix import ResponseCache, SuffixDrafter

@@ -27,11 +27,11 @@ from pilotfish.core.scheduling.budget import AdaptiveBudget, Budget, FixedBudget
 from pilotfish.core.scheduling.calibration import StepCosts
 from pilotfish.core.scheduling.executor import Executor
 from pilotfish.core.scheduling.request import Request
-from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.pools.remote_pools import ANSWER, SWITCH_INTERVAL, salt_key
 from pilotfish.engine.trial import KNOTS
 from pilotfish.wire.channel import ChannelThread, Received
 from pilotfish.wire.curve_keys import KeyPair, TargetKeys, load_key_pair, public_key
+from pilotfish.wire.pool_users import RemoteDrafter
 from pilotfish.wire.serving import ShadowReport
 from pilotfish.wire.sockets import DialingChannel
 from pilotfish.workers.records import StepRecord

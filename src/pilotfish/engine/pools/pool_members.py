@@ -1,91 +1,22 @@
 import logging
-import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic
 
 from msgspec.structs import replace
 
-from pilotfish.core.drafting.pools import DraftPool
 from pilotfish.core.peers.fields import Peer
-from pilotfish.core.peers.peer import Dialer
-from pilotfish.core.prefilling.prefill_pools import PrefillPool
 from pilotfish.engine.targets.members import Member
 from pilotfish.errors import InputError
-from pilotfish.wire.channel import ChannelThread, Frame, Received, send_all
+from pilotfish.wire.channel import ChannelThread
 from pilotfish.wire.curve_keys import KeyPair
 from pilotfish.wire.endpoints import Endpoint
+from pilotfish.wire.pool_users import AnyPool, PoolUser
 from pilotfish.wire.sockets import DialingChannel
 
 logger = logging.getLogger(__name__)
 
 CHANGE = 30.0  # seconds that the channel's thread has to take in a change
-
-AnyPool = TypeVar("AnyPool", bound=DraftPool | PrefillPool)
-
-
-class PoolUser(ABC, Generic[AnyPool]):
-    """A clock and a lock around a target's machine, which may be used between the beginning and the end of a turn."""
-
-    def __init__(
-        self,
-        machine: Dialer[AnyPool],
-        post: Callable[..., None],
-        problem: Callable[[Peer], str | None],
-        clock: Callable[[], float],
-    ) -> None:
-        """`post` sends frames to a peer, from any thread. `problem` tells why a pool is not connected."""
-        self.machine = machine
-        self._post, self._problem, self._clock = post, problem, clock
-        self._lock = threading.Lock()  # held for microseconds
-
-    @contextmanager
-    def _turn(self) -> Iterator[float]:
-        with self._lock:
-            yield self._clock()
-            send_all(self.machine.outbox, self._post)
-            self._end_turn()
-            for pool in self.machine.pools:
-                for notice in pool.notices:
-                    logger.log(notice.level, "%s", notice.text)
-                pool.notices.clear()
-
-    def _end_turn(self) -> None:
-        """With the lock."""
-
-    # -- the channel's thread
-
-    def join(self, pool: AnyPool) -> None:
-        with self._turn():
-            self.machine.join(pool)
-
-    def drain(self, pool: AnyPool, draining: bool) -> None:
-        with self._turn():
-            self.machine.drain(pool, draining)
-
-    def leave(self, pool: AnyPool) -> None:
-        with self._turn():
-            self.machine.leave(pool)
-
-    def tick(self) -> None:
-        with self._turn() as now:
-            for pool in self.machine.pools:
-                if (problem := self._problem(pool.peer)) is not None:
-                    self.machine.lost(pool, problem)
-            self.machine.tick(now)
-
-    def receive(self, received: Received) -> None:
-        """Decodes before it takes the lock."""
-        if (pool := self.machine.pool_at(received.peer)) is not None:
-            take_in = self._decoded(pool, received.frame)
-            with self._turn() as now:
-                take_in(now)
-
-    @abstractmethod
-    def _decoded(self, pool: AnyPool, frame: Frame) -> Callable[[float], None]:
-        """What the machine does with it."""
 
 
 class PoolMembers(Generic[AnyPool]):

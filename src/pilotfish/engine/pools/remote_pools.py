@@ -17,7 +17,7 @@ from pilotfish.config.text import config_text
 from pilotfish.core.drafting.pools import DraftPool
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
-from pilotfish.engine.pools.pool_members import AnyPool, PoolMembers, PoolUser
+from pilotfish.engine.pools.pool_members import PoolMembers
 from pilotfish.engine.processes.launch import Supervisor, WorkerState, wait_until
 from pilotfish.engine.processes.placement import Placement
 from pilotfish.engine.processes.process import WorkerSpec, command_of
@@ -26,6 +26,7 @@ from pilotfish.errors import EngineError, ModelError
 from pilotfish.wire.channel import ChannelThread
 from pilotfish.wire.curve_keys import KeyPair, load_key_pair, load_target_keys
 from pilotfish.wire.endpoints import check_spelling
+from pilotfish.wire.pool_users import AnyPool, PoolUser
 from pilotfish.wire.sockets import DialingChannel
 
 logger = getLogger(__name__)

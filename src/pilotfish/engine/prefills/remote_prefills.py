@@ -21,7 +21,6 @@ from pilotfish.core.prefilling.incoming import Incoming
 from pilotfish.core.prefilling.prefill_messages import PREFILL_VERSION, PrefillHello, Welcome
 from pilotfish.core.prefilling.prefill_pools import PrefillOption, PrefillPool
 from pilotfish.core.prefilling.segments import KVIdentity
-from pilotfish.engine.pools.pool_members import PoolUser
 from pilotfish.engine.pools.remote_pools import RemotePools, salt_key
 from pilotfish.engine.processes.placement import split_for_prefill
 from pilotfish.engine.processes.process import keep_freed_memory
@@ -31,6 +30,7 @@ from pilotfish.kv.arena import Bytes, SharedMemoryReader, check_content
 from pilotfish.kv.lanes import URGENT, Lane
 from pilotfish.kv.nixl import NixlReader, nixl_installed
 from pilotfish.wire.channel import Frame, decode_from_prefill
+from pilotfish.wire.pool_users import PoolUser
 
 logger = logging.getLogger(__name__)
 

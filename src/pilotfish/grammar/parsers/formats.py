@@ -2,15 +2,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from pilotfish.grammar.parsers import json_calls, pythonic
-from pilotfish.grammar.parsers.grammars import (
-    CallGrammar,
-    Tool,
-    chosen,
-    hermes_grammar,
-    llama3_json_grammar,
-    mistral_grammar,
-)
+from pilotfish.grammar.parsers import grammars, json_calls, pythonic
+from pilotfish.grammar.parsers.grammars import CallGrammar, Tool, chosen
 from pilotfish.grammar.parsers.json_calls import JsonCallParser, MistralParser
 from pilotfish.grammar.parsers.pieces import OutputParser
 from pilotfish.grammar.parsers.pythonic import PythonicParser
@@ -41,10 +34,10 @@ _mistral = partial(MistralParser, mark=json_calls.CALLS)
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     made.name: made
     for made in (
-        ToolFormat("hermes", ("<tool_call>", "</tool_call>"), _hermes, hermes_grammar),
-        ToolFormat("llama3_json", ("<|python_tag|>",), _llama3_json, llama3_json_grammar),
+        ToolFormat("hermes", ("<tool_call>", "</tool_call>"), _hermes, grammars.hermes_grammar),
+        ToolFormat("llama3_json", ("<|python_tag|>",), _llama3_json, grammars.llama3_json_grammar),
         ToolFormat("pythonic", (pythonic.START, pythonic.END), _pythonic, pythonic_grammar),
-        ToolFormat("mistral", (json_calls.CALLS, json_calls.ID, json_calls.ARGS), _mistral, mistral_grammar),
+        ToolFormat("mistral", (json_calls.CALLS, json_calls.ID, json_calls.ARGS), _mistral, grammars.mistral_grammar),
     )
 }
 

@@ -10,19 +10,10 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from pilotfish.operate.explaining import explain_wording
+from pilotfish.operate.explaining import explain_wording, explanation
 from pilotfish.operate.explaining.causes import SURE, FoundCause, find_causes
 from pilotfish.operate.explaining.cohorts import DIMENSIONS, Cell
-from pilotfish.operate.explaining.explanation import (
-    Cause,
-    CohortFigures,
-    DepthLoss,
-    DimensionParts,
-    Explanation,
-    Kind,
-    Verdict,
-    depth_loss,
-)
+from pilotfish.operate.explaining.explanation import Cause, CohortFigures, DimensionParts, Explanation, Kind, Verdict
 from pilotfish.operate.explaining.paired import PairedCells
 
 #: A change of this part of the greater mean matters. If the error could hide it there is too little data.
@@ -104,13 +95,13 @@ def _cause(cells: PairedCells, found: FoundCause, change: float, both: BothFigur
     return replace(cause, sentence=explain_wording.sentence(cause, both.before), advice=explain_wording.advice(cause))
 
 
-def _depth(found: FoundCause, own: BothFigures, both: BothFigures) -> DepthLoss | None:
+def _depth(found: FoundCause, own: BothFigures, both: BothFigures) -> explanation.DepthLoss | None:
     """For a mix: how the values that grew differ from all; None where requests became fewer."""
     if found.part == "within":
-        return depth_loss(own.before, own.after)
+        return explanation.depth_loss(own.before, own.after)
     if own.after.share < own.before.share:
         return None
-    return depth_loss(both.before, own.before if own.before.requests else own.after)
+    return explanation.depth_loss(both.before, own.before if own.before.requests else own.after)
 
 
 def _kind(found: FoundCause, own: BothFigures) -> Kind:

@@ -8,10 +8,9 @@ from pilotfish.config.hardware.cost import KV_MEMORY, PlacedModel, parse_devices
 from pilotfish.config.hardware.shapes import MODELS
 from pilotfish.config.hardware.tables import LINKS, Device, look_up
 from pilotfish.errors import ParameterError
+from pilotfish.plan.placements import TIERS, MemoryTier, SplitModel, TieredModel
 from pilotfish.plan.planner.deployment import Deployment, DraftPlacement, PrefillPlacement
 from pilotfish.plan.planner.situation import OfferedDraft, OfferedPlacement, PlannedTier, Situation
-from pilotfish.plan.split import SplitModel
-from pilotfish.plan.tiers import TIERS, MemoryTier, TieredModel
 
 #: Numbers of replicas that are tried; of workers; of devices that share a target, and a draft.
 REPLICAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)

@@ -3,19 +3,91 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from pilotfish.core.drafting.drafter import Drafter
-from pilotfish.core.drafting.messages import ToDraft, ToTarget
+from pilotfish.config.hardware.cost import ForwardLoad
+from pilotfish.core.cache.slots import SlotPool
+from pilotfish.core.drafting.drafter import Drafter, NoDrafter
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.budget import AdaptiveBudget, Budget, FixedBudget
+from pilotfish.core.scheduling.calibration import StepCosts
+from pilotfish.core.scheduling.executor import Outcome
 from pilotfish.core.scheduling.request import Request, RequestStats
+from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.scheduling.step import RequestCommit
 from pilotfish.plan.events import Events, VirtualClock
 from pilotfish.plan.simulation.acceptance import AcceptanceTrace
-from pilotfish.plan.simulation.drafts import PooledDrafter, VirtualPool, local_drafter, pool_peer, with_ngrams
-from pilotfish.plan.simulation.models import Replay
-from pilotfish.plan.simulation.setup import LoadItem, Setup, SimulatedLoad
-from pilotfish.plan.simulation.target import VirtualTarget
+from pilotfish.plan.simulation.drafts import VirtualPool, local_drafter, peer_of, pooled_drafter, with_ngrams
+from pilotfish.plan.simulation.models import Replay, ReplayedModel
+from pilotfish.plan.simulation.setup import MAX_ROWS, LoadItem, Setup, SimulatedLoad, Speculation
+from pilotfish.wire.channel import Received
+from pilotfish.wire.pool_users import RemoteDrafter
 from pilotfish.workers.records import StepRecord
+from pilotfish.workers.target import BegunStep, TargetWorker
+
+#: Rows whose cost a budget knows at the start.
+KNOTS = tuple(1 << power for power in range(11))
+
+
+class VirtualTarget:
+    """Production's step loop, scheduler and budget over a replayed model."""
+
+    def __init__(
+        self,
+        events: Events,
+        replay: Replay,
+        setup: Setup,
+        make_drafter: Callable[[VirtualClock], Drafter],
+        committed: Callable[[RequestCommit], None],
+    ) -> None:
+        self.clock = VirtualClock()
+        self._events = events
+        self._committed = committed
+        executor = ReplayedModel(replay, setup.host.of_target(setup.target), self.clock)
+        self.context = executor.context
+        scheduler = Scheduler(SlotPool(executor.num_slots), MAX_ROWS, setup.max_requests)
+        drafter = make_drafter(self.clock)
+        self.worker = TargetWorker(executor, scheduler, drafter, budget_of(setup, drafter), self.clock)
+        self._idle = True
+
+    def submit(self, request: Request) -> None:
+        self.worker.scheduler.add(request)
+        if self._idle:
+            self._idle = False
+            self._events.at(self._events.now, self._begin)
+
+    def _begin(self) -> None:
+        self.clock.now = self._events.now
+        begun = self.worker.begin()
+        if begun is None:
+            self._idle = True
+            return
+        outcome = self.worker.execute(begun.step)  # which moves the clock to its end
+        self._events.at(self.clock.now, partial(self._end, begun, outcome))
+
+    def _end(self, begun: BegunStep, outcome: Outcome) -> None:
+        for commit in self.worker.end(begun, outcome):
+            self._committed(commit)
+        self._begin()
+
+
+def budget_of(setup: Setup, drafter: Drafter) -> Budget:
+    """An adaptive budget starts with the forwards' cost; service teaches it the rest."""
+    spec = setup.speculation
+    if isinstance(drafter, NoDrafter):
+        return FixedBudget(spec.nodes, spec.levels)
+    exposed = setup.draft(ForwardLoad(rows=spec.width)) if spec.mode == "sync" and setup.draft else 0.0
+    return budget_over(costs_of(setup), spec, exposed)
+
+
+def budget_over(costs: StepCosts, spec: Speculation, level_seconds: float = 0.0) -> Budget:
+    if not spec.adaptive:
+        return FixedBudget(spec.nodes, spec.levels)
+    return AdaptiveBudget(spec.nodes, spec.levels, costs, level_seconds)
+
+
+def costs_of(setup: Setup) -> StepCosts:
+    return StepCosts({rows: setup.target(ForwardLoad(rows=rows)) for rows in KNOTS if rows <= MAX_ROWS})
+
 
 #: Seconds between two looks of both sides at the clock.
 TICK = 0.05
@@ -68,9 +140,9 @@ class Simulation:
         self._left, self._concurrency = deque[LoadItem](), 0
         self._times: list[SimulatedTimes] = []  # by the requests' ids
         self._running = 0
-        self._drafters: list[PooledDrafter] = []  # async, of each target
+        self._drafters: list[RemoteDrafter] = []  # async, of each target
         self._pools = [
-            VirtualPool(self.events, self.replay, setup, partial(self._to_target, pool_peer(number)))
+            VirtualPool(self.events, self.replay, setup, partial(self._to_target, peer_of(number)))
             for number in range(setup.pools if setup.speculation.mode == "async" else 0)
         ]
         self.targets = [self._make_target(number) for number in range(setup.targets)]
@@ -126,30 +198,27 @@ class Simulation:
         def make(clock: VirtualClock) -> Drafter:
             if not self._pools:
                 return local_drafter(self.replay, self.setup, clock)
-            post = partial(self._to_pool, _target_peer(number))
-            self._drafters.append(PooledDrafter(self.setup, number, self.trace.pair.vocab_size, clock, post))
+            post = partial(self._to_pool, peer_of(number))
+            now, vocab_size = lambda: self.events.now, self.trace.pair.vocab_size
+            self._drafters.append(pooled_drafter(self.setup, number, vocab_size, now, post))
             return with_ngrams(self._drafters[-1], self.setup)
 
         return VirtualTarget(self.events, self.replay, self.setup, make, self._committed)
 
-    def _to_pool(self, sender: Peer, receiver: Peer, message: ToDraft) -> None:
-        pool = self._pools[[pool_peer(number) for number in range(len(self._pools))].index(receiver)]
-        self._later(partial(pool.deliver, sender, message))
+    def _to_pool(self, sender: Peer, receiver: Peer, *frames: bytes) -> None:
+        for frame in frames:
+            self._later(partial(self._pools[int(receiver)].deliver, sender, frame))
 
-    def _to_target(self, sender: Peer, receiver: Peer, message: ToTarget) -> None:
-        drafter = self._drafters[[_target_peer(number) for number in range(len(self.targets))].index(receiver)]
-        self._later(lambda: drafter.receive(sender, message, self.events.now))
+    def _to_target(self, sender: Peer, receiver: Peer, *frames: bytes) -> None:
+        for frame in frames:
+            self._later(partial(self._drafters[int(receiver)].receive, Received(sender, frame)))
 
     def _later(self, deliver: Callable[[], None]) -> None:
         self.events.at(self.events.now + self.setup.host.hop + self.setup.delay, deliver)
 
     def _tick(self) -> None:
         for drafter in self._drafters:
-            drafter.tick(self.events.now)
+            drafter.tick()
         for pool in self._pools:
             pool.tick()
         self.events.at(self.events.now + TICK, self._tick)
-
-
-def _target_peer(number: int) -> Peer:
-    return b"target %d" % number

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pilotfish.model.heads.families.block import BlockHead
-from pilotfish.train.heads.layers import Layer, Norm, scores_of
-from pilotfish.train.heads.trainee import Chains, Lesson, Shared, Trainee
+from pilotfish.train.heads.trainee import Chains, Layer, Lesson, Norm, Shared, Trainee, scores_of
 
 
 class BlockTrainee(Trainee):

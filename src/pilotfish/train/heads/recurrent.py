@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pilotfish.model.heads.families.recurrent import RecurrentHead
-from pilotfish.train.heads.layers import Keys, Layer, Norm, scores_of
-from pilotfish.train.heads.trainee import Chains, Lesson, Shared, Trainee
+from pilotfish.train.heads.trainee import Chains, Keys, Layer, Lesson, Norm, Shared, Trainee, scores_of
 
 
 class RecurrentTrainee(Trainee):

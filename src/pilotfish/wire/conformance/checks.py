@@ -100,8 +100,7 @@ class CheckContext:
 
     def expect_tree(self, player: Player, session: PlayedSession, failure: str) -> None:
         """CheckError, with `failure`, where none comes that knows all tokens."""
-        if not self.guessed(player, session):
-            raise CheckError(failure)
+        expect(self.guessed(player, session), failure)
 
     def served(self, player: Player, shift: int = 0) -> PlayedSession:
         """A session over a loop for which a Tree came; drafts that learn from texts get one commit more."""
@@ -118,6 +117,12 @@ class CheckContext:
             for session in sessions:
                 player.commit(session, self.loop(10, shift))
         return False
+
+
+def expect(held: object, otherwise: str) -> None:
+    """CheckError with `otherwise` unless it is true."""
+    if not held:
+        raise CheckError(otherwise)
 
 
 def expect_kept(session: PlayedSession, whose: str = "it gave the session back") -> None:

@@ -7,7 +7,7 @@ import msgspec
 
 from pilotfish.core.drafting.messages import ERRORS, PROTOCOL_VERSION, Commit
 from pilotfish.wire.channel import encode
-from pilotfish.wire.conformance.checks import CheckContext, CheckError, check, expect_kept
+from pilotfish.wire.conformance.checks import CheckContext, CheckError, check, expect, expect_kept
 from pilotfish.wire.conformance.player import Player
 
 #: A version that no draft speaks.
@@ -19,8 +19,7 @@ def answers_hello(bench: CheckContext) -> str:
     began = time.monotonic()
     bench.target()
     took = time.monotonic() - began
-    if took > 1.0:
-        raise CheckError(f"it took {took:.1f} s")
+    expect(took <= 1.0, f"it took {took:.1f} s")
     return f"after {1000 * took:.0f} ms"
 
 
@@ -30,8 +29,7 @@ def load_often(bench: CheckContext) -> str:
     player.listen(3.0)
     times = player.load_times
     gaps = [after - before for before, after in pairwise(times)]
-    if not gaps or max(gaps) > 1.0:
-        raise CheckError(f"{len(times)} Loads in 3 s, the longest gap {max(gaps, default=3.0):.1f} s")
+    expect(gaps and max(gaps) <= 1.0, f"{len(times)} Loads in 3 s, the longest gap {max(gaps, default=3.0):.1f} s")
     return f"{len(times) / 3:.1f} a second; the longest gap {1000 * max(gaps):.0f} ms"
 
 
@@ -68,8 +66,7 @@ def ignores_unknown_fields(bench: CheckContext) -> str:
     player.greets = False
     player.send(_with_more(player.hello))
     player.greets = True
-    if not player.greet():
-        raise CheckError("a Hello with unknown fields was not answered with Load")
+    expect(player.greet(), "a Hello with unknown fields was not answered with Load")
     session = bench.served(player)
     told = Commit(session.number, session.generation, len(session.tokens), bench.loop(10), 64)
     session.tokens.extend(told.tokens)
@@ -103,11 +100,9 @@ def names_unknown_messages(bench: CheckContext) -> str:
         player.send(msgspec.msgpack.encode({"type": "greeting"}))
     player.listen(bench.options.patience, lambda: bool(player.errors))
     codes = [(error.code, error.about) for error in player.errors]
-    if ("unknown_type", "greeting") not in codes:
-        raise CheckError(f"the Errors that came: {codes or 'none'}")
+    expect(("unknown_type", "greeting") in codes, f"the Errors that came: {codes or 'none'}")
     player.listen(0.5)
-    if len(player.errors) > 2:
-        raise CheckError(f"{len(player.errors)} Errors within a second; one of a code is allowed")
+    expect(len(player.errors) <= 2, f"{len(player.errors)} Errors within a second; one of a code is allowed")
     return "once, not 50 times"
 
 
@@ -117,12 +112,10 @@ def before_hello(bench: CheckContext) -> str:
     player.greets = player.watches_silence = False
     session = player.open(bench.loop(60))
     player.listen(0.5)
-    if session.trees:
-        raise CheckError("a Tree came for an Open before Hello")
+    expect(not session.trees, "a Tree came for an Open before Hello")
     player.refusals.clear()
     player.greets = True
-    if not player.greet():
-        raise CheckError("it did not serve the target once it had said Hello")
+    expect(player.greet(), "it did not serve the target once it had said Hello")
     del player.sessions[session.number]
     bench.served(player)
     return "nothing was pushed; after Hello it served"
@@ -139,8 +132,7 @@ def keeps_targets_apart(bench: CheckContext) -> str:
         player.commit(session, bench.loop(10))
         bench.guessed(player, session, bench.options.patience / 3)
     first.listen(0.3)
-    if first.referee.counts["tree-session"]:
-        raise CheckError("a Tree came to a target that has no such session")
+    expect(not first.referee.counts["tree-session"], "a Tree came to a target that has no such session")
     first.close(ours)
     second.commit(theirs, bench.loop(10))
     if not bench.guessed(second, theirs) or theirs.resyncs:
@@ -152,8 +144,7 @@ def keeps_targets_apart(bench: CheckContext) -> str:
 def follows_reconnects(bench: CheckContext) -> str:
     incarnation = b"conformance kit " + bench.options.seed.to_bytes(4, "little")
     before = bench.stranger(incarnation)
-    if not before.greet():
-        raise CheckError("Hello was not answered")
+    expect(before.greet(), "Hello was not answered")
     session = bench.served(before)
     session.lossy = True  # frames under way go to the connection before
     after = bench.stranger(incarnation)

@@ -4,7 +4,7 @@ import time
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, prefix_keys, text_root
 from pilotfish.core.drafting.messages import PAUSES, PREFIX_KEYS, Commit, Open, Pause, RequestSampling, Resume
-from pilotfish.wire.conformance.checks import CheckContext, CheckError, check, expect_kept
+from pilotfish.wire.conformance.checks import CheckContext, CheckError, check, expect, expect_kept
 from pilotfish.wire.conformance.player import GRACE
 from pilotfish.wire.conformance.referee import PlayedSession
 
@@ -49,8 +49,7 @@ def ignores_repeats(bench: CheckContext) -> str:
     bench.expect_tree(player, session, "no Tree came after a Commit that came three times")
     player.listen(0.3)
     expect_kept(session)
-    if session.trees[-1].sequence < pushes:
-        raise CheckError("an Open that came twice began the session anew")
+    expect(session.trees[-1].sequence >= pushes, "an Open that came twice began the session anew")
     return "a Commit three times, an Open twice"
 
 
@@ -67,8 +66,7 @@ def resyncs_gaps(bench: CheckContext) -> str:
     cases = {"beyond its tokens": ahead, "of a higher generation": higher, "of no session": unknown}
     player.listen(bench.options.patience, lambda: all(session.resyncs for session in cases.values()))
     silent = [what for what, session in cases.items() if not session.resyncs]
-    if silent:
-        raise CheckError(f"no Resync to a Commit {', nor '.join(silent)}")
+    expect(not silent, f"no Resync to a Commit {', nor '.join(silent)}")
     return "beyond its tokens, of a higher generation, of no session"
 
 
@@ -97,8 +95,7 @@ def serves_without_complaint(bench: CheckContext) -> str:
         player.listen(0.05)
     player.listen(0.3)
     given_back = [reason for session in sessions for reason in session.resyncs + session.refusals]
-    if given_back:
-        raise CheckError(f"{len(given_back)} times, for one: {given_back[0]}")
+    expect(not given_back, f"{len(given_back)} times, for one: {given_back[0]}")
     return "4 sessions, 40 Commits"
 
 
@@ -109,8 +106,7 @@ def stops_at_wanted(bench: CheckContext) -> str:
     player.commit(session, bench.loop(10), wanted=16)
     player.listen(0.7)
     most = len(session.live)
-    if most > 16 + LEVEL:
-        raise CheckError(f"{most} nodes below the root, where 16 were wanted")
+    expect(most <= 16 + LEVEL, f"{most} nodes below the root, where 16 were wanted")
     player.commit(session, bench.loop(10), wanted=0)
     player.listen(1.2)
     length = len(session.tokens)
@@ -143,8 +139,7 @@ def pauses(bench: CheckContext) -> str:
     player.listen(GRACE / 2)
     before = len(session.trees)
     player.listen(0.5)
-    if len(session.trees) > before:
-        raise CheckError(f"{len(session.trees) - before} Trees came for a paused session")
+    expect(len(session.trees) == before, f"{len(session.trees) - before} Trees came for a paused session")
     player.say(Resume(session.number, session.generation))
     player.commit(session, bench.loop(10))
     if not bench.guessed(player, session) or session.resyncs:

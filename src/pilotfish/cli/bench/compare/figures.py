@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
 
@@ -89,13 +90,7 @@ PILOTFISH = "Pilotfish"
 TITLE = "Tokens a second, one request at a time"
 #: In the units in which text has 11. Names stand to the left of the bars.
 WIDTH, NAMES, ROW, TOP = 640, 220, 22, 34
-#: Light and dark, as the page that it stands on.
-STYLE = """
-text { font: 11px system-ui, sans-serif; fill: #1c2430 } .title { font-size: 13px; font-weight: 600 }
-.ours { fill: #1f6fd6 } .plain { fill: #6b7684 } .other { fill: #c3cad3 } .grid { stroke: #e3e7ec }
-@media (prefers-color-scheme: dark) { text { fill: #e6eaf0 } .grid { stroke: #2c3541 } .other { fill: #556070 }
-  .ours { fill: #64a8ff } .plain { fill: #9aa5b3 } }
-"""
+STYLE = Path(__file__).with_name("chart.css")
 
 
 def headline(compared: Mapping[str, Any]) -> Element:
@@ -112,4 +107,4 @@ def headline(compared: Mapping[str, Any]) -> Element:
         parts.append(text(NAMES - 8, top + ROW / 2 + 3, name if style == "other" else f"{PILOTFISH}, {name}", "end"))
         parts.append(rect(NAMES, top, max(wide, 1.0), ROW - 6, style))
         parts.append(text(NAMES + wide + 6, top + ROW / 2 + 3, f"{medians[name]:.1f}"))
-    return svg(TITLE, WIDTH, height, tag("style", STYLE), *parts)
+    return svg(TITLE, WIDTH, height, tag("style", STYLE.read_text("utf-8")), *parts)

@@ -10,7 +10,7 @@ import msgspec
 
 from pilotfish.cli.bench.serving.client import CHATS, COMPLETIONS, Exchange, exchange
 from pilotfish.cli.bench.serving.options import ServeBenchOptions
-from pilotfish.cli.bench.serving.requests import Message, ServerRequest, joined, said
+from pilotfish.cli.bench.serving.requests import Message, ServerRequest, joined
 from pilotfish.cli.reading import PATIENCE, fetched, key_headers, server_url
 from pilotfish.errors import EngineError
 
@@ -29,7 +29,7 @@ class ServedEndpoint:
 
     def body(self, request: ServerRequest, history: Sequence[Message]) -> dict[str, Any]:
         told = {"continuous_usage_stats": True} if self.owner in (OURS, VLLM) else {}
-        messages = said(request, history)
+        messages = [*history, *request.messages]
         asked: dict[str, Any] = {"messages": messages} if self.chat else {"prompt": joined(messages)}
         return {
             "model": self.model,

@@ -10,16 +10,15 @@ Message = Mapping[str, Any]
 
 
 class ServerRequest(Struct, frozen=True):
-    """A turn of a session. A chat's `messages` are those that are new; `prompt` is a text instead."""
+    """A turn of a session: its new messages. What makes them leaves the rest of it to the session."""
 
-    id: str
-    category: str
-    max_tokens: int
-    messages: Sequence[Message] = ()
-    prompt: str = ""
+    messages: Sequence[Message]
+    fields: Mapping[str, Any] = {}  # others of the body: response_format
+    id: str = ""
+    category: str = ""
+    max_tokens: int = 0
     temperature: float = 0.0
     seed: int = 0
-    fields: Mapping[str, Any] = {}  # others of the body: response_format
     session: str = ""
     turn: int = 0
 
@@ -29,10 +28,6 @@ class RequestSession(Struct, frozen=True):
 
     turns: Sequence[ServerRequest]
     at: float = 0.0  # of a trace: seconds after its beginning
-
-
-def said(request: ServerRequest, history: Sequence[Message]) -> list[Message]:
-    return [*history, *(request.messages or [{"role": "user", "content": request.prompt}])]
 
 
 def joined(messages: Sequence[Message]) -> str:

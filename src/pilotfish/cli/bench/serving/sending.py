@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pilotfish.cli.bench.serving.client import Answer, Exchange
 from pilotfish.cli.bench.serving.endpoint import ServedEndpoint
 from pilotfish.cli.bench.serving.reading import error_of, reply_of
-from pilotfish.cli.bench.serving.requests import Message, RequestSession, ServerRequest, said
+from pilotfish.cli.bench.serving.requests import Message, RequestSession, ServerRequest
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Sending:
             answer = sent.answer()
             if error_of(answer):
                 return
-            history = [*said(request, history), reply_of(answer)]
+            history = [*history, *request.messages, reply_of(answer)]
 
     async def _send(self, request: ServerRequest, history: Sequence[Message], due: float) -> Sent:
         began = time.perf_counter()

@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, count
@@ -40,13 +40,6 @@ class WorkloadShape(Struct, frozen=True):
 
 
 SHAPES = read_table(__file__, "workloads", dict[str, WorkloadShape])
-
-
-class GeneratedTask(Struct, frozen=True):
-    """What a turn adds: its messages, and other fields of the request's body."""
-
-    messages: Sequence[Message]
-    fields: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -104,9 +97,9 @@ def _part(text: str, options: ServeBenchOptions) -> WorkloadPart:
     return WorkloadPart(name, share, replace(shape, spread=options.spread, **changes))
 
 
-def session_of(name: str, category: str, asks: Iterable[GeneratedTask], answer: int) -> RequestSession:
+def session_of(name: str, category: str, asks: Iterable[ServerRequest], answer: int) -> RequestSession:
     turns = [
-        ServerRequest(f"{name}.{turn}", category, answer, ask.messages, fields=ask.fields, session=name, turn=turn)
+        replace(ask, id=f"{name}.{turn}", category=category, max_tokens=answer, session=name, turn=turn)
         for turn, ask in enumerate(asks)
     ]
     return RequestSession(turns)
@@ -119,9 +112,8 @@ def _of_row(row: Row | BadRow, options: ServeBenchOptions) -> RequestSession:
         raise PromptError(f"{row.place}: a text is empty")
     name, answer = str(row.id), options.answer_tokens or ANSWER
     if not row.chat:
-        return RequestSession([ServerRequest(name, row.category, answer, prompt=row.texts[0], session=name)])
-    asks = (GeneratedTask([{"role": "user", "content": text}]) for text in row.texts)
-    return session_of(name, row.category, asks, answer)
+        return _single(name, row.category, row.texts[0], answer)
+    return session_of(name, row.category, [ServerRequest([_user(text)]) for text in row.texts], answer)
 
 
 def replayed(options: ServeBenchOptions, tokenizer: Any) -> Iterator[RequestSession]:
@@ -139,8 +131,12 @@ def replayed(options: ServeBenchOptions, tokenizer: Any) -> Iterator[RequestSess
         characters = len(whole) * request.input_length / (BLOCK_TOKENS * len(request.hash_ids))
         answer = options.answer_tokens or max(1, ceil(scale * request.output_length))
         prompt = whole[: max(1, round(characters))]
-        one = ServerRequest(f"trace-{number}", "trace", answer, prompt=prompt, session=f"trace-{number}")
-        yield RequestSession([one], at=request.timestamp / 1000)
+        yield _single(f"trace-{number}", "trace", prompt, answer, request.timestamp / 1000)
+
+
+def _single(name: str, category: str, text: str, answer: int, at: float = 0.0) -> RequestSession:
+    one = ServerRequest([_user(text)], id=name, category=category, max_tokens=answer, session=name)
+    return RequestSession([one], at)
 
 
 def _renamed(session: RequestSession, number: int) -> RequestSession:
@@ -176,64 +172,54 @@ def take_sessions(found: Iterator[RequestSession], requests: int) -> list[Reques
 
 
 #: Makes the turns of a session, out of a text maker of its own and one that all sessions of the workload share.
-SessionGenerator = Callable[[TextMaker, WorkloadShape, TextMaker], list[GeneratedTask]]
+SessionGenerator = Callable[[TextMaker, WorkloadShape, TextMaker], list[ServerRequest]]
 
 
 def _user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-def asking(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[GeneratedTask]:
+def asking(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[ServerRequest]:
     taken = text.take(text.length(shape.prompt, shape.spread), shape.kind)
-    return [GeneratedTask([_user(shape.words.format(text=taken, question=text.one("questions")))])]
+    return [ServerRequest([_user(shape.words.format(text=taken, question=text.one("questions")))])]
 
 
-def sessions(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[GeneratedTask]:
+def sessions(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[ServerRequest]:
     lengths = [shape.prompt, *[shape.message] * (shape.turns - 1)]
-    return [GeneratedTask([_user(text.take(text.length(mean, shape.spread), "questions"))]) for mean in lengths]
+    return [ServerRequest([_user(text.take(text.length(mean, shape.spread), "questions"))]) for mean in lengths]
 
 
-def structured(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[GeneratedTask]:
+def structured(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[ServerRequest]:
     name = text.choice(list(SCHEMAS))
     report = text.take(text.length(shape.prompt, shape.spread))
     asked = f"Write down the {name} of this report as JSON.\n\n{report}"
-    return [GeneratedTask([_user(asked)], _reply(name, SCHEMAS[name]))]
+    return [ServerRequest([_user(asked)], _reply(name, SCHEMAS[name]))]
 
 
-def agents(text: TextMaker, shape: WorkloadShape, shared: TextMaker) -> list[GeneratedTask]:
+def agents(text: TextMaker, shape: WorkloadShape, shared: TextMaker) -> list[ServerRequest]:
     """A task in steps. All tasks share a system prompt with the tools' schemas; replies are an action in JSON, and what
     the tool has returned is the user's next turn."""
     tools = "\n".join(json.dumps({"name": name, "parameters": schema}) for name, schema in ARGUMENTS.items())
     rules, fields = shared.take(shape.prompt), _reply("action", ACTION)
     system = {"role": "system", "content": f"You are an agent. Reply with one action.\n{tools}\n{rules}"}
     results = [text.take(text.length(shape.message, shape.spread)) for _ in range(shape.turns - 1)]
-    first = GeneratedTask([system, _user(f"Task: {text.one('tasks')}")], fields)
-    return [first, *(GeneratedTask([_user(result)], fields) for result in results)]
+    first = ServerRequest([system, _user(f"Task: {text.one('tasks')}")], fields)
+    return [first, *(ServerRequest([_user(result)], fields) for result in results)]
 
 
 def _reply(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}}
 
 
-def _object(**properties: Mapping[str, Any]) -> Mapping[str, Any]:
+def _object(kinds: Mapping[str, str]) -> Mapping[str, Any]:
+    """A JSON schema, by the kind of each property."""
+    properties = {name: _TABLES["kinds"][kind] for name, kind in kinds.items()}
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
-_STRING, _NUMBER = {"type": "string", "maxLength": 60}, {"type": "integer", "minimum": 0, "maximum": 9999}
-_STRINGS = {"type": "array", "items": _STRING, "maxItems": 4}
-SCHEMAS = {
-    "event": _object(name=_STRING, place=_STRING, people=_STRINGS),
-    "order": _object(customer=_STRING, item=_STRING, count=_NUMBER, urgent={"type": "boolean"}),
-    "people": _object(names=_STRINGS, roles=_STRINGS),
-    "rating": _object(score={"type": "integer", "minimum": 1, "maximum": 5}, reason=_STRING),
-}
-ARGUMENTS = {
-    "search": _object(query=_STRING),
-    "read_file": _object(path=_STRING, line=_NUMBER),
-    "order": _object(item=_STRING, count=_NUMBER),
-    "finish": _object(answer=_STRING),
-}
-ACTION = _object(thought=_STRING, tool={"enum": list(ARGUMENTS)}, argument=_STRING)
+_TABLES = read_table(__file__, "schemas", dict[str, dict[str, Any]])
+SCHEMAS, ARGUMENTS = ({name: _object(own) for name, own in _TABLES[of].items()} for of in ("schemas", "arguments"))
+ACTION = _object(_TABLES["action"])
 
 #: Of workloads that do more than ask for one thing.
 GENERATORS: dict[str, SessionGenerator] = {"sessions": sessions, "agents": agents, "json": structured}
