@@ -106,8 +106,11 @@ def test_the_plan_counts_codes(form: str, plain: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize(("kind", "write"), [("qwen3_moe", FORMS["fp8 blocks"]), ("gpt_oss", mxfp4)])
-def test_experts_are_loaded_dense(kind: str, write: Writer, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "write", "in_codes"),
+    [("qwen3_moe", FORMS["fp8 blocks"], 8), ("gpt_oss", mxfp4, 0), ("deepseek_v3", FORMS["fp8 blocks"], 6)],
+)
+def test_experts_are_loaded_dense(kind: str, write: Writer, in_codes: int, tmp_path: Path) -> None:
     shape = {"hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 128}
     model, directory = write_model(tmp_path / "plain", kind, **shape), tmp_path / "model"
     values = write(model, directory)
@@ -115,11 +118,12 @@ def test_experts_are_loaded_dense(kind: str, write: Writer, tmp_path: Path) -> N
     edit_tensors(model, lambda tensors: tensors.update({name: x.float().contiguous() for name, x in values.items()}))
     ours, theirs = (load_model(path, torch.float32, CPU, eager=True).module for path in (directory, model))
     assert torch.equal(*(module.model.layers[1].mlp.experts.gate_up_proj for module in (ours, theirs)))
-    assert len(linears(ours)) == (0 if kind == "gpt_oss" else 8)
+    assert len(linears(ours)) == in_codes
     asked = [params(max_tokens=8, temperature=0.0)]
     assert run(make_engine(directory), SNIPPETS[:1], asked) == run(make_engine(model), SNIPPETS[:1], asked)
-    kept = kept_bytes(load_model(directory, torch.bfloat16, CPU, eager=False).module)
-    assert footprint(directory, torch.bfloat16, CPU, eager=False).weights == pytest.approx(kept, rel=0.02)
+    for eager in (False, True):
+        kept = kept_bytes(load_model(directory, torch.bfloat16, CPU, eager=eager).module)
+        assert footprint(directory, torch.bfloat16, CPU, eager=eager).weights == pytest.approx(kept, rel=0.02)
 
 
 def test_a_quantized_head(plain: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from pilotfish.core.scheduling.executor import LayerProgress
 from pilotfish.model.attention import AttentionMetadata, Scoring
 from pilotfish.model.experts import Affine, Expert, ExpertRouter, affine, expert_parts, halves
-from pilotfish.model.grouped import GroupedWeight
+from pilotfish.model.grouped import dense
 from pilotfish.model.kernels import Gate, Kernels, RMSNorm, replace_modules
 from pilotfish.model.kv_planes import KVPool
 from pilotfish.model.loading.configuration import ARCHITECTURES, activation, layer_windows
@@ -191,9 +191,8 @@ def _in_halves(linear: Any, heads: int, sizes: Sequence[int], *, paired: bool) -
 
 def _parts_of_heads(linear: Any, heads: int, keys: int) -> tuple[Tensor, Tensor]:
     """What makes each head's keys [heads, `keys`, latent] and values [heads, size, latent]."""
-    weight = affine(linear).weight
-    dense = weight.dequantized() if isinstance(weight, GroupedWeight) else weight
-    of_heads = dense.view(heads, -1, dense.shape[1])
+    weight = dense(affine(linear).weight)
+    of_heads = weight.view(heads, -1, weight.shape[1])
     return of_heads[:, :keys], of_heads[:, keys:]
 
 

@@ -67,6 +67,10 @@ class GroupedWeight:
         return replace(self, codes=codes, scales=repeated(self.scales), offsets=offsets, table=None)
 
 
+def dense(weight: Tensor | GroupedWeight) -> Tensor:
+    return weight.dequantized() if isinstance(weight, GroupedWeight) else weight
+
+
 def joined(weights: Sequence[GroupedWeight]) -> GroupedWeight:
     """Outputs end to end, in codes that all their values have, and groups that divide all of theirs."""
     kinds = {(w.codes.dtype, w.group, None if w.table is None else tuple(w.table.tolist())) for w in weights}

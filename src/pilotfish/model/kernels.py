@@ -19,6 +19,7 @@ from pilotfish.model.attention import TreeAttention, dense_tree_attention
 from pilotfish.model.batch import Batch, Buckets, Forwarded, library_buckets
 from pilotfish.model.draws import Draws
 from pilotfish.model.experts import Affine, Expert, Mixture, row_by_row
+from pilotfish.model.grouped import dense
 
 Forward = Callable[[Batch], Forwarded]
 #: As `Kernels.draw`.
@@ -133,7 +134,7 @@ def replace_modules(module: torch.nn.Module, replacement: Callable[[Any], torch.
 class JoinedLinear(torch.nn.Module):
     def __init__(self, *affines: Affine) -> None:
         super().__init__()
-        self.weight = torch.cat([affine.weight for affine in affines])
+        self.weight = torch.cat([dense(affine.weight) for affine in affines])
         biases = [affine.bias for affine in affines if affine.bias is not None]
         self.bias = torch.cat(biases) if biases else None
 

@@ -16,7 +16,7 @@ from pilotfish.model.cpu.native import PANEL, in_panels, pack_codes, pack_weight
 from pilotfish.model.experts import Affine
 from pilotfish.model.feature_tap import CapturingDecoder
 from pilotfish.model.fused import fused
-from pilotfish.model.grouped import GroupedWeight, joined
+from pilotfish.model.grouped import GroupedWeight, dense, joined
 from pilotfish.model.kernels import Gate, Kernels, RMSNorm, replace_modules
 from pilotfish.model.kv_planes import KVPool, LayerKV
 from pilotfish.model.loading.configuration import ARCHITECTURES
@@ -41,7 +41,7 @@ class PackedWeight:
     def of(cls, *weights: Any) -> PackedWeight:
         size = weights[0].dtype, weights[0].shape[1], sum(map(len, weights))
         if not all(isinstance(weight, GroupedWeight) for weight in weights):
-            values = [weight.dequantized() if isinstance(weight, GroupedWeight) else weight for weight in weights]
+            values = [dense(weight) for weight in weights]
             return cls(*size, pack_weight(torch.cat(values) if len(values) > 1 else values[0]))
         one = joined(weights)
         whole = one.scales.shape[1] == 1 and one.scales.dtype == torch.float32 and one.offsets is None

@@ -12,6 +12,7 @@ from torch import Tensor
 from pilotfish.errors import ModelError
 from pilotfish.model.grouped import GroupedLinear, GroupedWeight, joined
 from pilotfish.model.loading.checkpoint import load_converted, read_headers
+from pilotfish.model.loading.configuration import has_latents
 from pilotfish.model.loading.gguf_weights import GGUFWeights
 from pilotfish.model.loading.metadata import quiet
 from pilotfish.model.loading.packed_tensors import dense_headers, packed_tensors
@@ -137,10 +138,14 @@ def dequantize(module: Any) -> None:
 
 def saved_bytes(directory: Path, module: Any, size: int, *, packed: bool) -> int:
     """By how much the weights of a model on `meta` are smaller than if all were dense, `size` bytes an element. Packing
-    joins queries, keys and values, and makes a copy of a tied head that is dense."""
+    joins queries, keys and values, and makes a copy of a tied head that is dense. Attention to latents has a part that
+    is dense; without packing all of it is."""
     weights, together = packed_weights(directory), defaultdict[str, list[str]](list)
     assert weights is not None
+    dense = ("kv_b_proj" if packed else ".self_attn.") if has_latents(module.config) else "none"
     for name, path in _linears(module):
+        if dense in path:
+            continue
         joint = path[:-6] if packed and path.endswith(("q_proj", "k_proj", "v_proj")) else path
         together[joint].append(name)
     if tied := _tied(module, weights):
