@@ -8,16 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
+from rich import progress as columns
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, Task
 from rich.text import Text
 
 from pilotfish.printable import one_line
@@ -58,11 +51,11 @@ class PhaseProgress(Progress):
         """`transient`, for short works: the bar disappears at the end, and the first line comes after half a minute."""
         console = Console(stderr=True) if console is None else console
         super().__init__(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            columns.TextColumn("{task.description}", markup=False),
+            columns.BarColumn(),
+            columns.MofNCompleteColumn(),
+            columns.TimeElapsedColumn(),
+            columns.TimeRemainingColumn(),
             console=console,
             speed_estimate_period=SPEED_OVER,
             transient=transient,

@@ -49,8 +49,9 @@ def engine_config(given: Given, **others: Any) -> EngineConfig:
 def model_directories(pair: str | None, target: Path | None, draft: Path | None) -> Given:
     """From --target and --draft, or --pair, where --draft names one of its drafts. By default the bundled pair. A
     target that is a pair's brings its draft, unless another is given."""
-    if pair is None and draft is None and pairs.is_pair(target):
-        pair, target = str(target), None
+    named = "" if target is None or target.is_dir() else str(target)
+    if pair is None and draft is None and pairs.NAMES.fullmatch(named):
+        pair, target = named, None
     if target is not None:
         if pair is not None:
             raise InputError("pair: it cannot be combined with --target; give one of them")

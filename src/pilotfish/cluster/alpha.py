@@ -1,7 +1,5 @@
 """All of Ray that is alpha, or that another minor version may change."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The application of `pilotfish serve` over the cluster's targets; Ray Serve's proxies listen."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,8 +1,6 @@
 """One application for each role, for `pilotfish cluster up`, `serve build` and `serve run`: a file of Ray Serve names
 `pilotfish.cluster.app:target` and so on, with `args: {config: CLUSTER.yaml}`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

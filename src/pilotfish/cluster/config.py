@@ -9,8 +9,6 @@ roles:
   prefill: {count: 1, devices: {prefill_device: 1}}
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import sys

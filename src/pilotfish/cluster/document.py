@@ -1,7 +1,5 @@
 """Cluster files: YAML that refuses aliases, which make small files large, deep nesting and repeated keys."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import yaml

@@ -1,7 +1,5 @@
 """Replicas that this process is told of: Ray's routers (`alpha.TellingRouter`) tell, a `Listing` listens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks before anything of a cluster starts. Each problem is one line that says which and where."""
 
-from __future__ import annotations
-
 import hashlib
 import ipaddress
 import os

@@ -1,7 +1,5 @@
 """Ray Serve calls the methods without a caller here."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import time

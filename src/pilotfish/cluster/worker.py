@@ -1,8 +1,6 @@
 """A worker process under an actor of Ray Serve, which is as healthy as the worker. Ray replaces an actor whose worker
 stays down, and one that is lost with its host."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

@@ -135,7 +135,8 @@ class LMDrafter(Drafter):
                 gained, expected = best.expected - expected, best.expected
             price = limits.price * self._level_seconds.at(len(sessions))
             # a level rarely brings more than the one before it
-            if not level or (not pending and min(gained, _expected_tokens(level)) < price):
+            expected = sum(exp(part.session.tree.score(leaf)) for part in level for leaf in part.leaves)
+            if not level or (not pending and min(gained, expected) < price):
                 return
             began = self._clock()
             self._grower.grow(level)
@@ -152,10 +153,6 @@ class LMDrafter(Drafter):
 
 def _key(request: Request) -> SessionKey:
     return SessionKey(b"", request.id)
-
-
-def _expected_tokens(level: Sequence[LevelPart]) -> float:
-    return sum(exp(part.session.tree.score(leaf)) for part in level for leaf in part.leaves)
 
 
 @dataclass(frozen=True)

@@ -94,15 +94,12 @@ class Report:
 
     def show(self) -> None:
         everything = {k: v for k, v in {**self.conditions, **self.results}.items() if k not in self.unshown}
-        tables = {name: value for name, value in everything.items() if _is_table(value)}
+        listed = {k: v if isinstance(v, list) else [v] for k, v in everything.items()}
+        tables = {k: rows for k, rows in listed.items() if all(isinstance(row, dict) for row in rows)}
         sys.stdout.write(one_line(text_of({k: v for k, v in self.conditions.items() if k not in tables})) + "\n")
         for name, rows in tables.items():
-            print_table(name.replace("_", " "), rows if isinstance(rows, list) else [rows])
+            print_table(name.replace("_", " "), rows)
         print_table("", [{k: v for k, v in self.results.items() if k in everything and k not in tables}])
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and all(isinstance(row, dict) for row in value))
 
 
 def print_table(title: str, rows: Sequence[Row]) -> None:

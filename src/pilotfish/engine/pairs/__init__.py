@@ -20,10 +20,6 @@ class PairDirs:
     draft: Path
 
 
-def is_pair(target: Path | None) -> bool:
-    return target is not None and not target.is_dir() and NAMES.fullmatch(str(target)) is not None
-
-
 def resolve_pair(name: str, draft: str | None = None) -> PairDirs:
     """`draft`: the name of one of its drafts; by default the first. An inflated target is written to the
     cache on first use."""

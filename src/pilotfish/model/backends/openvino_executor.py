@@ -1,8 +1,6 @@
 """A draft on OpenVINO: Intel's CPUs and GPUs. OpenVINO has no slots, so KV stays here and the model is a function
 without state."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -157,7 +157,8 @@ class Runs:
         idle = [run for run in self._runs.values() if run not in self._queued]
         if not idle:
             return False
-        run = min(idle, key=lambda run: (_alone(run) > CHEAP, run.used))
+        alone = {run: run.end - max([run.shared, *(heir.shared for heir in run.heirs)]) for run in idle}
+        run = min(idle, key=lambda run: (alone[run] > CHEAP, run.used))
         if run.heirs:
             self._bequeath(run, max(run.heirs, key=lambda heir: heir.shared))
         for slot in run.slots:
@@ -185,10 +186,6 @@ class Runs:
         del self._runs[run.number]
         self._free.append(run.number)
         self._remove(run.number)
-
-
-def _alone(run: PathRun) -> int:
-    return run.end - max([run.shared, *(heir.shared for heir in run.heirs)])
 
 
 def _inherit(heir: PathRun, origin: PathRun | None, shared: int) -> None:

@@ -9,11 +9,10 @@ from triton.errors import TritonError
 from pilotfish.model.batch import GRAPHS, Buckets
 from pilotfish.model.cuda.decoder import TritonDecoder
 from pilotfish.model.cuda.drawing import drawn_at_once, noisy_best
+from pilotfish.model.cuda.elementwise import InvariantNorm, rotated
 from pilotfish.model.cuda.experts import InvariantExperts
 from pilotfish.model.cuda.graphs import CudaRecorder, GraphCache, recordable
-from pilotfish.model.cuda.norms import InvariantNorm
 from pilotfish.model.cuda.products import InvariantLinear
-from pilotfish.model.cuda.rotary import rotated
 from pilotfish.model.cuda.triton_attention import triton_tree_attention
 from pilotfish.model.draws import Draws
 from pilotfish.model.experts import Affine, Expert

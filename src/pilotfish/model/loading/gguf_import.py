@@ -4,7 +4,6 @@ tensors by the names that the model's modules have."""
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,11 @@ def write_directory(files: Sequence[Path], made: Path) -> None:
     for link, file in zip(links, files, strict=True):
         link.symlink_to(file.resolve())
     readers = [_reader(file) for file in files]
-    field = partial(_field, readers[0])
+    fields = readers[0].fields
+
+    def field(name: str) -> Any:
+        return fields[name].contents() if name in fields else None
+
     kind = field("general.architecture")
     if kind not in ARCHITECTURES:
         raise ModelError(f"model: {files[0]}: general.architecture: {kind!r}; supported are {', '.join(ARCHITECTURES)}")
@@ -104,10 +107,6 @@ def _tokenizer(link: Path, file: Path, field: Callable[[str], Any]) -> Any:
         own = [(bos, tokenizer.bos_token_id)]
         backend.post_processor = TemplateProcessing(single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=own)
     return tokenizer
-
-
-def _field(reader: Any, name: str) -> Any:
-    return reader.fields[name].contents() if name in reader.fields else None
 
 
 def _stretch(config: Any, factors: Any, file: Path) -> None:

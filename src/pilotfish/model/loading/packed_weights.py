@@ -143,9 +143,7 @@ def saved_bytes(directory: Path, module: Any, size: int, *, packed: bool) -> int
     weights, together = packed_weights(directory), defaultdict[str, list[str]](list)
     assert weights is not None
     dense = ("kv_b_proj" if packed else ".self_attn.") if has_latents(module.config) else "none"
-    for name, path in _linears(module):
-        if dense in path:
-            continue
+    for name, path in ((name, path) for name, path in _linears(module) if dense not in path):
         joint = path[:-6] if packed and path.endswith(("q_proj", "k_proj", "v_proj")) else path
         together[joint].append(name)
     if tied := _tied(module, weights):

@@ -19,17 +19,14 @@ def error_of(answer: Answer) -> str:
     """Empty where the answer is whole. A stream has ended well by `[DONE]`, or else by its output's finish_reason: not
     all servers send the former."""
     data = [event.data for event in answer.events]
-    told = next((_error_text(one["error"]) for one in data if one.get("error")), "")
+    errors = [one["error"] for one in data if one.get("error")]
+    told = next((str((isinstance(e, Mapping) and e.get("message")) or e) for e in errors), "")
     if answer.status and answer.status != OK:
         other = next((str(one)[:SHOWN] for one in data), "no reason given")
         return f"HTTP {answer.status}: {told or answer.problem or other}"
     if told or answer.problem or answer.ended or finish_reason(answer) is not None:
         return told or answer.problem
     return "the answer broke off" if answer.status else "no answer came"
-
-
-def _error_text(error: Any) -> str:
-    return str(error.get("message") or error) if isinstance(error, Mapping) else str(error)
 
 
 def _choices(data: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

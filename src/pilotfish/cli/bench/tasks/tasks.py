@@ -144,8 +144,10 @@ class ToolTask(Task, frozen=True):
         calls = [(piece.name, _arguments(pieces, piece.index)) for piece in pieces if isinstance(piece, CallBegin)]
         if not calls:
             return "no call"
-        wrong = (f"{name}: {why}" for name, given in calls if (why := _wrong(given, known.get(name))))
-        return next(wrong, "")
+        for name, given in calls:
+            if why := invalid(given, known[name]) if name in known else "there is no such tool":
+                return f"{name}: {why}"
+        return ""
 
     @property
     def _tools(self) -> list[Tool]:
@@ -154,10 +156,6 @@ class ToolTask(Task, frozen=True):
 
 def _arguments(pieces: Sequence[Piece], index: int) -> str:
     return "".join(piece.text for piece in pieces if isinstance(piece, Arguments) and piece.index == index)
-
-
-def _wrong(arguments: str, schema: Mapping[str, Any] | None) -> str:
-    return "there is no such tool" if schema is None else invalid(arguments, schema)
 
 
 #: By category, in the order of the report.
