@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from pilotfish.engine import pairs
-from pilotfish.engine.pairs import inflate, resolve_pair
+from pilotfish.engine.pairs import BUNDLED, inflate, resolve_pair
 from pilotfish.errors import ParameterError
 from pilotfish.model.heads.files import read_head
 from pilotfish.model.heads.target import TargetFacts
@@ -47,6 +47,14 @@ def test_sizes() -> None:
     assert files and all(path.stat().st_size < 16 * MEBIBYTE for path in files)
     every = [path for directory in directories for path in directory.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in every) <= 48_000_000
+
+
+def test_the_head_of_a_published_model() -> None:
+    head = BUNDLED / "smollm2" / "eagle3"
+    assert sum(path.stat().st_size for path in head.iterdir()) < 15_000_000
+    (stored,) = (load_file(path) for path in head.glob("*.safetensors"))
+    assert stored.keys().isdisjoint({"embed_tokens.weight", "lm_head.weight"}) and len(stored["d2t"]) == 8192
+    assert len(json.loads((head / "config.json").read_text())["target_embedding_digest"]) == 64
 
 
 @BOTH

@@ -30,9 +30,10 @@ constexpr int kPanelVectors = kPanel / kLanes;
 constexpr int kSumRegisters = kRegisters * 3 / 4;  // the others hold weights and an input
 constexpr int kMaxTile = kSumRegisters / (kPanelVectors > 2 ? kPanelVectors / 2 : kPanelVectors);
 constexpr int64_t kChunkSteps = 512;
+constexpr int64_t kChunkCodes = 2048;       // inputs: a panel of codes is small, and stays one stream
 constexpr int64_t kPrefetch = 4096;         // bytes: about one memory latency ahead of the loads
 constexpr int64_t kTaskBytes = 32 * 1024;  // weights that a thread takes at a time, at least
-constexpr int64_t kTaskPanels = 4;         // panels that share inputs in cache, where there are several rows
+constexpr int64_t kTaskPanels = 4;         // panels that share inputs in cache, where there are several rows; of codes always
 
 // Vectors of outputs that a tile of so many rows sums at a time.
 constexpr int tile_vectors(int rows) {
@@ -247,7 +248,8 @@ void multiply_groups(const Weight& w, int64_t panel, int part, int64_t first, in
     if (groups.codes == Codes::kNibbles) {
       const uint32_t* words = static_cast<const uint32_t*>(w.panels) + (panel * w.inputs + g * groups.size) / 8 * kPanel + part;
       for (int64_t i = 0; i < steps; i += 8 / kDepth, words += kPanel) {
-        __builtin_prefetch(reinterpret_cast<const char*>(words) + kPrefetch);
+        for (size_t line = 0; line < kPanel * sizeof(uint32_t) * Vectors / kPanelVectors; line += 64)
+          __builtin_prefetch(reinterpret_cast<const char*>(words) + kPrefetch + line);
         Words loaded[Vectors];
         for (int v = 0; v < Vectors; ++v) loaded[v] = *reinterpret_cast<const Words*>(words + v * kLanes);
 #pragma GCC unroll 8
@@ -261,9 +263,11 @@ void multiply_groups(const Weight& w, int64_t panel, int part, int64_t first, in
         else add_bytes<T, 0>(sum, reinterpret_cast<const Float8*>(bytes), in, k + i);
       }
     }
+#pragma GCC unroll 8
     for (int v = 0; v < Vectors; ++v) {
       const int64_t place = (panel * count + g) * kPanel + part + v * kLanes;
       const Vec scale = groups.of(groups.scales, place), offset = groups.offsets ? groups.of(groups.offsets, place) : Vec{};
+#pragma GCC unroll 12
       for (int r = 0; r < Rows; ++r) {
         float* total = acc + r * kPanel + part + v * kLanes;
         Vec added = load(total) + sum[r][v] * scale;
@@ -368,7 +372,7 @@ struct Inputs {
   }
 
   void add_groups(const Weight& w, int64_t first, int64_t count, const float* sums, float* acc) const {
-    const int64_t groups = w.num_groups(), chunk = std::max<int64_t>(kChunkSteps / w.groups.size, 1);
+    const int64_t groups = w.num_groups(), chunk = std::max<int64_t>(kChunkCodes / w.groups.size, 1);
     const std::vector<Tile> blocks = Step<T>::kTiled ? tiles_of(rows, kMaxTile) : tiles;
     for (int64_t g = 0; g < groups; g += chunk)
       for (int64_t p = 0; p < count; ++p)
@@ -395,8 +399,9 @@ struct Inputs {
 
 // Calls compute(first, count), then publish(first, count), for groups of panels of a weight of `depth` inputs.
 template <typename T, typename F, typename G>
-void for_each_group(Member& member, int64_t panels, int64_t depth, int64_t rows, const F& compute, const G& publish) {
-  const int64_t bytes = depth * kPanel * sizeof(T), least = rows > 1 ? kTaskPanels : 1;
+void for_each_group(Member& member, const Weight& w, int64_t depth, int64_t rows, const F& compute, const G& publish) {
+  const int64_t panels = w.num_panels(), bytes = depth * kPanel * sizeof(T);
+  const int64_t least = rows > 1 || w.groups.size ? kTaskPanels : 1;
   const int64_t group = std::max<int64_t>(least, kTaskBytes / bytes);
   const auto with = [=](const auto& f) {
     return [=, &f](int64_t task) { f(task * group, std::min(group, panels - task * group)); };
@@ -433,7 +438,7 @@ void multiply_all(Member& member, const Inputs<Tag, T>& in, const Weight& w, con
         std::copy_n(out, width, y + r * w.outputs + column);
       }
   };
-  for_each_group<T>(member, w.num_panels(), in.depth, in.rows, compute, publish);
+  for_each_group<T>(member, w, in.depth, in.rows, compute, publish);
 }
 
 // The inner activations silu(gate) * up, rounded to T, packed for the next product as they come.
@@ -461,7 +466,7 @@ void gate_all(Member& member, const Inputs<Rows, T>& in, const Weight& gate, con
           inner.pack_row(tile, r, p * kSteps, std::min(kSteps, inner.steps - p * kSteps), out);
         }
   };
-  for_each_group<T>(member, gate.num_panels(), 2 * in.depth, in.rows, compute, publish);
+  for_each_group<T>(member, gate, 2 * in.depth, in.rows, compute, publish);
 }
 
 }  // namespace pilotfish
