@@ -135,8 +135,8 @@ class LMDrafter(Drafter):
                 gained, expected = best.expected - expected, best.expected
             price = limits.price * self._level_seconds.at(len(sessions))
             # a level rarely brings more than the one before it
-            expected = sum(exp(part.session.tree.score(leaf)) for part in level for leaf in part.leaves)
-            if not level or (not pending and min(gained, expected) < price):
+            leaves = sum(exp(part.session.tree.score(leaf)) for part in level for leaf in part.leaves)
+            if not level or (not pending and min(gained, leaves) < price):
                 return
             began = self._clock()
             self._grower.grow(level)
