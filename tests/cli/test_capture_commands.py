@@ -121,7 +121,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[DistilRecipe]:
 def test_the_verdict(
     pilotfish: Run, trained: list[DistilRecipe], options: tuple[object, ...], code: int, said: str
 ) -> None:
-    given = ("train", "distil", "--target", "t", "--draft", "d", "--out", "o", "--threads", 1)
+    given = ("train", "distil", "--target", ".", "--draft", "d", "--out", "o", "--threads", 1)
     result = pilotfish(*given, "--from", "a", "--from", "b", *options)
     assert (result.code, result.stderr) == (code, "") and result.stdout.splitlines()[-1].startswith(said)
     assert "accepted a step             1.000    1.200" in result.stdout
@@ -143,5 +143,5 @@ def test_the_verdict(
 def test_what_does_not_go_with_captured_rows(
     refused: Refused, trained: list[DistilRecipe], options: tuple[object, ...], named: str
 ) -> None:
-    assert named in refused("train", "distil", "--target", "t", "--out", "o", "--threads", 1, *options)
+    assert named in refused("train", "distil", "--target", ".", "--out", "o", "--threads", 1, *options)
     assert not trained

@@ -71,7 +71,9 @@ def test_a_rank_has_its_part_of_the_memory(tiny_models: dict[str, Path]) -> None
         assert engine.memory.target.slot * 2 == plain.memory.target.slot
         parameters = engine.memory.target.parameters
         assert parameters == plain.memory.target.parameters
-        assert 0.5 <= engine.memory.target.weights / (4 * parameters) < 0.52  # norms are whole
+        assert (
+            0.5 <= engine.memory.target.weights / (4 * parameters) < 0.54
+        )  # norms are whole, and parts are padded to panels
         assert "GiB in each of 2 ranks" in engine.memory.describe()
         assert identity_of(engine).ranks == 2
 

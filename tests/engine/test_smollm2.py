@@ -106,8 +106,9 @@ def test_a_stop_string_across_tokens(plain: Engine) -> None:
     stops = {
         left[-1] + right[0] for left, right in pairwise(pieces) if left.isascii() and right.isascii() and left and right
     }
-    assert len(stops) > 5
-    for stop in stops:
+    within = [stop for stop in stops if stop in whole.text]  # others end in a special token
+    assert len(within) > 2
+    for stop in within:
         (cut,) = plain.submit(prompt, replace(asked, stop=(stop,)))
         drain(plain)
         assert cut.finish_reason == "stop" and cut.text == whole.text.partition(stop)[0]

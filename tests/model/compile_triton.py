@@ -28,7 +28,7 @@ import_for_serving()  # takes less time
 from triton_launches import LAUNCHED  # noqa: E402
 
 from pilotfish.model.attention import AttentionMetadata, Scoring  # noqa: E402
-from pilotfish.model.cuda import decoder, drawing, experts, norms, products, rotary, triton_attention  # noqa: E402
+from pilotfish.model.cuda import decoder, drawing, elementwise, experts, products, triton_attention  # noqa: E402
 from pilotfish.model.draws import Draws  # noqa: E402
 from pilotfish.model.experts import Affine  # noqa: E402
 from pilotfish.model.grouped import GroupedWeight  # noqa: E402
@@ -103,11 +103,11 @@ def linear(dtype: torch.dtype, stored: torch.dtype, rows: tuple[int, ...]) -> No
 
 
 def row_by_row(dtype: torch.dtype) -> None:
-    own = norms.InvariantNorm(torch.zeros(4096, dtype=dtype), 1e-5)
+    own = elementwise.InvariantNorm(torch.zeros(4096, dtype=dtype), 1e-5)
     for rows in (1, 3, 64):
         own.of_sum(torch.zeros(rows, 4096, dtype=dtype), torch.zeros(rows, 4096, dtype=dtype))
         joined, angles = torch.zeros(rows, 48, 128, dtype=dtype), torch.zeros(rows, 128, dtype=dtype)
-        rotary.rotated(joined[:, :32], angles, angles, 1)
+        elementwise.rotated(joined[:, :32], angles, angles, 1)
 
 
 def between_products(dtype: torch.dtype) -> None:

@@ -1,12 +1,12 @@
 from types import ModuleType
 
-from pilotfish.model.cuda import decoder, drawing, experts, norms, products, rotary, triton_attention
+from pilotfish.model.cuda import decoder, drawing, elementwise, experts, products, triton_attention
 
 #: Where kernels are launched, and which.
 LAUNCHED: dict[ModuleType, tuple[str, ...]] = {
     triton_attention: ("attend_parts", "join_parts_in_order", "write_kv"),
     products: ("few_rows", "join_parts", "many_rows", "quantize_rows"),
-    norms: ("rms_norm",),
+    elementwise: ("rms_norm", "rotate_heads"),
     drawing: (
         "tops_of_blocks",
         "narrow_border",
@@ -17,7 +17,6 @@ LAUNCHED: dict[ModuleType, tuple[str, ...]] = {
         "lower_seen",
         "lower_fresh",
     ),
-    rotary: ("rotate_heads",),
     experts: ("expert_rows", "plan_tiles"),
     decoder: ("write_heads", "gate_silu"),
 }
