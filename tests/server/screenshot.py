@@ -1,5 +1,5 @@
-"""Writes the documentation's pictures of the playground: `python tests/server/screenshot.py docs/playground.png`; and of
-a chat with a server that is there, `python tests/server/screenshot.py docs/chat.png http://127.0.0.1:8000/`."""
+"""Writes the documentation's pictures of the playground: `python tests/server/screenshot.py docs/playground.png`; of a
+chat with a server that is there, `python tests/server/screenshot.py docs/chat.png http://127.0.0.1:8000/`."""
 
 import sys
 from collections.abc import Callable
