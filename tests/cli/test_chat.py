@@ -133,6 +133,17 @@ def test_a_pipe_gets_answers_and_nothing_else(chat: Any, engine: Engine) -> None
     assert (result.code, result.stdout, result.stderr) == (0, answers, "")
 
 
+def test_the_model_may_stand_alone(
+    pilotfish: Any, chatty: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_module, "started", lambda config: nullcontext(started.append(config) or engine))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a")))
+    started = list[Any]()
+    assert pilotfish("chat", chatty, *PLAIN, "--max-tokens", 2).code == 0 and started[0].target == chatty
+    both = pilotfish("chat", chatty, "--target", chatty, *PLAIN)
+    assert both.code == 2 and "cannot be combined with MODEL" in both.stderr
+
+
 @pytest.mark.parametrize(
     ("turn", "options", "named"),
     [

@@ -4,12 +4,13 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pilotfish.cli.chat_screen import Screen, screen_for
-from pilotfish.cli.options import CHAT_SAMPLING, ENGINE, engine_config
+from pilotfish.cli.options import CHAT_SAMPLING, ENGINE, engine_config, with_model
 from pilotfish.cli.show import started
 from pilotfish.command import Given, taking
 from pilotfish.core.sampling.noise import DRAWN_SEED_BITS, sample_seed
@@ -37,12 +38,13 @@ at the sign a second one leaves."""
 def chat(
     engine: Given,
     sampling: Given,
+    model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="As --target.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message, before all turns.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template: the model continues the joined turns.")] = False,
 ) -> None:
     """Talk to a model. Each line is a turn; /help lists the commands. From a pipe: answers on stdout, nothing else."""
     SamplingParams(**{"max_tokens": ANSWER_TOKENS, **sampling})  # checked before a model is loaded
-    config = engine_config(engine)
+    config = engine_config(with_model(engine, model))
     from pilotfish.model.loading.serving_imports import import_for_serving
 
     import_for_serving()

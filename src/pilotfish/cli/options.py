@@ -46,6 +46,13 @@ def engine_config(given: Given, **others: Any) -> EngineConfig:
     return EngineConfig(**fields, **others)
 
 
+def with_model(engine: Given, model: Path | None) -> Given:
+    """MODEL stands for --target."""
+    if model is not None and "target" in engine:
+        raise InputError(f"target: {str(engine['target'])!r} cannot be combined with MODEL; give one of them")
+    return engine if model is None else {**engine, "target": model}
+
+
 def model_directories(pair: str | None, target: Path | None, draft: Path | None) -> Given:
     """From --target and --draft, or --pair, where --draft names one of its drafts. By default the bundled pair. A
     target that is a pair's brings its draft, unless another is given."""

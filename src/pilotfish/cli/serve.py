@@ -10,7 +10,7 @@ import typer
 
 from pilotfish import torchless
 from pilotfish.cli.cluster import on_cluster
-from pilotfish.cli.options import ENGINE, ROWS, JsonOption, engine_config
+from pilotfish.cli.options import ENGINE, ROWS, JsonOption, engine_config, with_model
 from pilotfish.cli.reading import with_defaults
 from pilotfish.cli.show import print_json
 from pilotfish.cli.vllm_arguments import ServeCommand, with_speculative_config
@@ -65,10 +65,7 @@ def serve(
     del config_file  # with_defaults has read it
     if cluster is not None and (model is not None or engine.keys() & {"target", "pair"}):
         raise InputError(f"cluster: {cluster} names the model; --target, --pair or MODEL cannot be combined with it")
-    if model is not None and "target" in engine:
-        raise InputError(f"target: {str(engine['target'])!r} cannot be combined with MODEL; give one of them")
-    chosen = engine if model is None else {**engine, "target": model}
-    config = engine_config(with_speculative_config(chosen, speculative_config), **rows)
+    config = engine_config(with_speculative_config(with_model(engine, model), speculative_config), **rows)
     torchless.leave_out()
     if "chat_template" in server:
         server["chat_template"] = read_chat_template(server["chat_template"])

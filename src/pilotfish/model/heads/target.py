@@ -19,14 +19,9 @@ from pilotfish.model.loading.tensors import gguf_index
 DIGEST = "target_embedding_digest"
 #: Rows of an embedding that its digest is of.
 SAMPLED = 256
-_EMBEDDINGS = tuple(
-    f"{model}.embed_tokens.weight" for model in ("model", "model.language_model", "language_model.model")
-)
-_HEADS = (
-    "lm_head.weight",
-    "language_model.lm_head.weight",
-    *_EMBEDDINGS,
-)  # a tied head is the embedding, and mostly in no file
+_EMBEDDINGS = tuple(f"{x}.embed_tokens.weight" for x in ("model", "model.language_model", "language_model.model"))
+#: A tied head is the embedding, and mostly in no file.
+_HEADS = ("lm_head.weight", "language_model.lm_head.weight", *_EMBEDDINGS)
 
 
 @dataclass(frozen=True)

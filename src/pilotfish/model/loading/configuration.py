@@ -129,12 +129,9 @@ def refuse_nonsense(fields: Mapping[str, Any], path: Path) -> None:
             f"model: {path}: architectures is {names!r}; a list of one of {', '.join(SUPPORTED)} is needed"
         )
     text = fields.get("text_config")
-    for name, value in chain(fields.items(), text.items() if isinstance(text, Mapping) else ()):
-        if (
-            name in _COUNTS
-            and value is not None
-            and (not isinstance(value, int) or isinstance(value, bool) or value < 1)
-        ):
+    given = chain(fields.items(), text.items() if isinstance(text, Mapping) else ())
+    for name, value in ((name, value) for name, value in given if name in _COUNTS and value is not None):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ModelError(f"model: {path}: {name}: {value!r} is not allowed; expected an integer of at least 1")
 
 
