@@ -130,15 +130,16 @@ def test_no_character_is_cut(plain: Engine) -> None:
     assert not all(sample.text.isascii() for sample in samples)
 
 
-def ask(server: HttpServer, question: str, **fields: Any) -> Any:
+def ask(server: HttpServer, question: str, ends: str = "stop", **fields: Any) -> Any:
     body = {"model": "smollm2", "messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 60}
     status, answer = server.post("/v1/chat/completions", {**body, **fields})
-    assert status == 200, answer
+    assert status == 200 and answer["choices"][0]["finish_reason"] == ends, answer
     return answer["choices"][0]["message"]
 
 
 def test_it_answers_a_chat(server: HttpServer) -> None:
-    assert "Paris" in ask(server, QUESTIONS[0])["content"]
+    """And ends where its turn does."""
+    assert ask(server, QUESTIONS[0])["content"] == "The capital of France is Paris."
 
 
 def test_a_schema_holds(server: HttpServer) -> None:
@@ -154,7 +155,9 @@ def test_a_schema_holds(server: HttpServer) -> None:
 def test_it_calls_a_tool(server: HttpServer) -> None:
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tool = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
-    (call,) = ask(server, "How is the weather in Oslo?", tools=[tool], tool_choice="required")["tool_calls"]
+    (call,) = ask(server, "How is the weather in Oslo?", ends="tool_calls", tools=[tool], tool_choice="required")[
+        "tool_calls"
+    ]
     assert call["function"]["name"] == "get_weather" and isinstance(
         json.loads(call["function"]["arguments"])["city"], str
     )

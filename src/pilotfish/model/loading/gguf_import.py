@@ -45,10 +45,10 @@ def write_directory(files: Sequence[Path], made: Path) -> None:
     for link, file in zip(links, files, strict=True):
         link.symlink_to(file.resolve())
     readers = [_reader(file) for file in files]
-    fields = readers[0].fields
+    told = readers[0].fields
 
     def field(name: str) -> Any:
-        return fields[name].contents() if name in fields else None
+        return told[name].contents() if name in told else None
 
     kind = field("general.architecture")
     if kind not in ARCHITECTURES:
