@@ -101,6 +101,7 @@ def test_a_file_gives_the_tokens_of_the_directory_that_it_was_made_of(
     made_of = load_tokenizer(made)
     assert made_of.decode(prompts[0]) == SNIPPETS[0]
     assert made_of.encode("x")[0] == made_of.bos_token_id  # it names Llama 3's split: llama.cpp begins with bos
+    assert '"eos_token_id": [0]' in (made / "generation_config.json").read_text()
     assert gguf_directory(file) == made
     os.utime(file, ns=(1, 1))
     assert gguf_directory(file) != made
