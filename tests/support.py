@@ -20,12 +20,13 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrained
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import KVDType
+from pilotfish.core.drafting.draft_sessions import DraftSession, SessionTable
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits
 from pilotfish.core.sampling.logit_rules import LogitEdits
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import Sampling
 from pilotfish.core.scheduling.request import Request
-from pilotfish.core.trees.lookahead import LivingTree
+from pilotfish.core.trees.lookahead import LivingTree, RerootResult
 from pilotfish.core.trees.tree import OTHER, ROOT, Guesses, TokenTree
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.processes.launch import Supervisor
@@ -367,6 +368,19 @@ def assert_idle(engine: Engine) -> None:
 
 
 # -- guesses
+
+
+def hits_of(table: SessionTable) -> list[bool]:
+    """Of each commit from now on, whether all its tokens were in the tree."""
+    hits, commit = list[bool](), table.commit
+
+    def watched(session: DraftSession, tokens: Sequence[int]) -> RerootResult:
+        rerooted = commit(session, tokens)
+        hits.append(rerooted.hit)
+        return rerooted
+
+    table.commit = watched  # type: ignore[method-assign]
+    return hits
 
 
 def limits(nodes: int = 8, levels: int = 3) -> DraftLimits:

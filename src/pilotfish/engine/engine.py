@@ -287,7 +287,7 @@ class Engine:
         return self._maker.check_prompt(prompt)
 
     def abort(self, sample: Sample) -> None:
-        """Between two steps, or as `take_in`. What it held is free when this returns, or a forward ahead of it ends."""
+        """Between two steps, or in the worker's `take_in`. What it held is free then, or when a forward ahead ends."""
         if sample.finish_reason is None:
             self.worker.abort(sample.request)
             self._finish(sample, FinishReason.ABORT)

@@ -1,4 +1,4 @@
-"""Tiers of KV below a pool: host memory, then disk. Implements `core.tiers.Tiers` with two threads.
+"""Tiers of KV below a pool: host memory, then disk. Implements `core.cache.tiers.Tiers` with two threads.
 
     scheduler's thread      copying                         disk
     save ─────────────────► read slots, checksum ─► host ─► write what host evicts

@@ -1,9 +1,9 @@
 """KV in and out of slots, as objects and segments: all of a layer's planes, then the next layer's, each token by token.
 
 object   [ layer 0: keys of 64 tokens | values of 64 tokens ][ layer 1: … ]       of all layers
-segment  [ layer 8: keys of n tokens | values of n tokens ][ layer 9: … ]         of some (`core.segments.KVLayout`)
+segment  [ layer 8: keys of n tokens | values of n tokens ][ layer 9: … ]         of some (`KVLayout`)
 
-Features are one more layer, the last.
+`KVLayout` is in core/prefilling/segments.py. Features are one more layer, the last.
 """
 
 from abc import ABC, abstractmethod

@@ -1,5 +1,5 @@
-"""Rules on logits (`core.logit_rules`) as tables of few sizes. What excludes a token makes it -inf, which no other rule
-changes, so that only a token's bias and penalties have an order."""
+"""Rules on logits (`core.sampling.logit_rules`) as tables of few sizes. What excludes a token makes it -inf, which no
+other rule changes, so that only a token's bias and penalties have an order."""
 
 from __future__ import annotations
 

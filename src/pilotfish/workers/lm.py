@@ -134,9 +134,9 @@ class LMDrafter(Drafter):
             if not pending:
                 gained, expected = best.expected - expected, best.expected
             price = limits.price * self._level_seconds.at(len(sessions))
+            promised = sum(exp(part.session.tree.score(leaf)) for part in level for leaf in part.leaves)
             # a level rarely brings more than the one before it
-            leaves = sum(exp(part.session.tree.score(leaf)) for part in level for leaf in part.leaves)
-            if not level or (not pending and min(gained, leaves) < price):
+            if not level or (not pending and min(gained, promised) < price):
                 return
             began = self._clock()
             self._grower.grow(level)

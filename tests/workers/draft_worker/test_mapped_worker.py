@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from rig import HELLO, IDENTITY, SAMPLINGS, SMALL, Rig, Told, loaded, make_open, prompt
-from support import SNIPPETS, VOCAB, RowSampling, eventually, sampling_of, write_model
+from support import SNIPPETS, VOCAB, RowSampling, eventually, hits_of, sampling_of, write_model
 
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_sessions import DraftSession
@@ -63,6 +63,7 @@ def rig(other_ids: Path, llama: Path) -> Iterator[MappedRig]:
 def test_noise_and_rules_are_those_of_the_targets_ids(rig: MappedRig, name: str) -> None:
     """Hits and misses: each level is what the target's own model says, noise and chances included."""
     told, rng = Told(rig, make_open(prompt(20), sampling=SAMPLINGS[name], wanted=100)), np.random.default_rng(1)
+    hits = hits_of(rig.table)
     for step in range(8):
         rig.turns(int(rng.integers(1, 4)))
         told.listen()
@@ -72,7 +73,7 @@ def test_noise_and_rules_are_those_of_the_targets_ids(rig: MappedRig, name: str)
     rig.rest()
     assert told.listen() and rig.session().tokens == told.tokens
     assert rig.session().inputs == [rig.map.counterpart(token) for token in told.tokens] != told.tokens
-    assert rig.worker.machine.used and rig.worker.machine.wasted and not rig.table.rewritten
+    assert set(hits) == {True, False} and not rig.table.rewritten
     assert not rig.heard(TARGET, Refuse) and not rig.heard(TARGET, Resync)
 
 
@@ -110,7 +111,7 @@ def test_trees_are_what_the_model_says_of_what_it_reads(another: Path, llama: Pa
         tokenizer, rng = load_tokenizer(llama), np.random.default_rng(5)
         rig.say(TARGET, HELLO)
         text = tokenizer(SNIPPETS[2])["input_ids"]
-        told = Told(rig, make_open(text[:-12], sampling=SAMPLINGS[name]))
+        told, hits = Told(rig, make_open(text[:-12], sampling=SAMPLINGS[name])), hits_of(rig.table)
         for step in range(12):
             rig.turns(int(rng.integers(1, 4)))
             session = rig.session()
@@ -129,7 +130,7 @@ def test_trees_are_what_the_model_says_of_what_it_reads(another: Path, llama: Pa
         assert max(tree.base_len for tree in trees) == len(told.tokens) == len(session.tokens)
         _check_children(rig, session)
         assert bool(rig.table.rewritten) == (len(load_tokenizer(another)) > VOCAB)
-        assert rig.worker.machine.used and rig.worker.machine.wasted
+        assert set(hits) == {True, False}
 
 
 def pieces_of_one(draft: Path, target: Path) -> list[int]:

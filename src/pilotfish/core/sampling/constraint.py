@@ -41,6 +41,10 @@ class Constraint(Struct, frozen=True, omit_defaults=True):
         return cls("json_schema", _bounded(text), compact)
 
     @classmethod
+    def json_object(cls, *, compact: bool = False) -> "Constraint":
+        return cls.json({"type": "object"}, compact=compact)
+
+    @classmethod
     def regex(cls, pattern: str) -> "Constraint":
         return cls("regex", _bounded(pattern))
 

@@ -1,4 +1,4 @@
-"""Pools and workers of drafts, as a target has them. Imports no torch."""
+"""Pools and workers of drafts, as a target has them."""
 
 import os
 import secrets
@@ -22,7 +22,7 @@ MANY_POOLS = 1 << 16  # more pools than a target has
 
 class RemoteDrafts(RemotePools[DraftPool]):
     role, without, must_answer = "draft", "the target serves without it", True
-    drafter: "RemoteDrafter"  # once `connect` has made it
+    drafter: RemoteDrafter  # once `connect` has made it
 
     def __init__(self, config: EngineConfig) -> None:
         """ParameterError for cores or a device that cannot be used."""
@@ -38,7 +38,7 @@ class RemoteDrafts(RemotePools[DraftPool]):
 
     def connect(
         self, tokenizer: Any, vocab_size: int, source: FeatureSource | None = None, offer: FeatureOffer | None = None
-    ) -> "RemoteDrafter":
+    ) -> RemoteDrafter:
         config = self._config
         self._make_channel(config.draft_key, config.draft_pool_key, 0.1)
         options = RemoteOptions(

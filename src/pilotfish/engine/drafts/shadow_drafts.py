@@ -101,7 +101,7 @@ class ShadowDrafts:
         self._closing = threading.Event()
         self._open = ExitStack()
         own = None if config.draft_key is None else load_key_pair("draft_key", config.draft_key)
-        self._own = own
+        self._options = RemoteOptions(config.wanted, salt_key=salt_key(own))
         incarnation, keys = secrets.token_bytes(8), _keys(config, own)
         self._channel = DialingChannel(config.shadow_pool, incarnation, keys, config.insecure, role="shadow")
         self._thread = ChannelThread(self._channel)
@@ -121,8 +121,7 @@ class ShadowDrafts:
 
     def _shadow(self, target: ShadowedTarget, number: int, endpoint: str) -> Shadow:
         pool = DraftPool(endpoint, str(number).encode(), role="shadow")
-        options = RemoteOptions(self._config.wanted, salt_key=salt_key(self._own))
-        drafter = RemoteDrafter(target.hello, [pool], self._thread.post, options, self._channel.problem)
+        drafter = RemoteDrafter(target.hello, [pool], self._thread.post, self._options, self._channel.problem)
         guesses = drafter, [target.beside()], self._budget(target)
         known = self._live, target.setup, target.grammars
         machine = ShadowMachine(target.executor, *guesses, *known, cpu_seconds)

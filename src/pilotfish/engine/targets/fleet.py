@@ -27,7 +27,7 @@ from pilotfish.engine.targets.members import Member, Members, MembersFile, Membe
 from pilotfish.engine.targets.replica import OwnTarget, Replica, RoutedTokens, num_own, own_targets
 from pilotfish.engine.targets.stream import OpenRequest
 from pilotfish.errors import ParameterError, WireError
-from pilotfish.wire import serving
+from pilotfish.wire import serving as messages
 from pilotfish.wire.channel import ChannelThread, Received, decoded, encode
 from pilotfish.wire.curve_keys import KeyPair, TargetKeys, load_key_pair, load_target_keys
 from pilotfish.wire.endpoints import Endpoint, check_private, check_spelling, dialled_endpoint
@@ -45,10 +45,10 @@ CHANGE = 30.0  # seconds that a change of members may take
 class FleetUser(Protocol):
     """Called by the event loop."""
 
-    observe: Callable[[serving.StepReport, Sequence[serving.Delta]], None]  # called with each step of a target
+    observe: Callable[[messages.StepReport, Sequence[messages.Delta]], None]  # called with each step of a target
     routed: RoutedTokens
 
-    def failure(self, replica: Replica, failure: serving.Failure) -> None: ...
+    def failure(self, replica: Replica, failure: messages.Failure) -> None: ...
 
     def lost(self, requests: Sequence[OpenRequest], reason: str) -> None:
         """No target has these requests any more. `reason` is one line."""
@@ -56,7 +56,7 @@ class FleetUser(Protocol):
     def moved(self, requests: Sequence[OpenRequest], reason: str) -> None:
         """The same, because a target has left as it was told to: the requests cannot be why."""
 
-    def unfit(self, identity: serving.Identity) -> str:
+    def unfit(self, identity: messages.Identity) -> str:
         """Why a target cannot serve this server's requests; "" if it can."""
 
     def look(self) -> None:
@@ -102,7 +102,7 @@ class Fleet:
         self._loop, server = asyncio.get_running_loop(), self._server
         self._supervisor = Supervisor(GRACE, lambda state: self._in_loop(partial(self._note_worker, state)))
         incarnation, insecure = secrets.token_bytes(8), self._config.insecure
-        self._channel = DialingChannel((), incarnation, insecure=insecure, high_water=serving.WAITING, role="target")
+        self._channel = DialingChannel((), incarnation, insecure=insecure, high_water=messages.WAITING, role="target")
         self._thread = ChannelThread(self._channel, LOOK)
         if server.target_key is not None:
             self._key = load_key_pair("target_key", server.target_key)
@@ -197,7 +197,7 @@ class Fleet:
     def revise(self, request: OpenRequest) -> None:
         for replica, number in self._places(request):
             if replica.serving:
-                self._ask(replica, serving.Revise(number, replica.attendance.incarnation, request.request.max_nodes))
+                self._ask(replica, messages.Revise(number, replica.attendance.incarnation, request.request.max_nodes))
 
     def withdraw(self, request: OpenRequest) -> None:
         for replica, number in self._places(request):
@@ -209,7 +209,7 @@ class Fleet:
     def _take_from(self, replica: Replica, number: int) -> OpenRequest:
         request = self.ended(replica, number)
         if replica.serving:
-            self._ask(replica, serving.Abort(number, replica.attendance.incarnation))
+            self._ask(replica, messages.Abort(number, replica.attendance.incarnation))
         return request
 
     def ended(self, replica: Replica, number: int) -> OpenRequest:
@@ -227,11 +227,11 @@ class Fleet:
         if requests := self._taken_from(replica):
             self._user.lost(requests, reason)
 
-    def _ask(self, replica: Replica, message: serving.Submit | serving.Abort | serving.Revise) -> None:
+    def _ask(self, replica: Replica, message: messages.Submit | messages.Abort | messages.Revise) -> None:
         replica.attendance.sent += 1
         self._post(replica, message)
 
-    def _post(self, replica: Replica, message: serving.ToTarget) -> None:
+    def _post(self, replica: Replica, message: messages.ToTarget) -> None:
         if replica.peer is not None:
             self._thread.post(replica.peer, encode(message))
 
@@ -251,11 +251,11 @@ class Fleet:
         if replica is None:
             return
         try:
-            message = decoded(serving.SERVER_DECODER, received.frame)
+            message = decoded(messages.SERVER_DECODER, received.frame)
         except WireError as error:
             logger.error("%s sent no message: %s", replica.name, error)
             return
-        if isinstance(message, serving.Beat) and (replica.worker is None or message.pid == replica.worker.pid):
+        if isinstance(message, messages.Beat) and (replica.worker is None or message.pid == replica.worker.pid):
             replica.silence.heard()
             replica.step = message.step
         self._in_loop(lambda: self._handle(replica, message))
@@ -288,7 +288,7 @@ class Fleet:
             return
         now, routes = time.monotonic(), len(self.replicas) > 1
         for replica in self.replicas:
-            if not replica.serving or now - replica.attended >= serving.ATTEND:
+            if not replica.serving or now - replica.attended >= messages.ATTEND:
                 replica.attended = now
                 self._post(replica, replica.attendance.attend(routes, self.routing.held.expected(replica.id)))
         for replica in [one for one in self.replicas if one.draining and not one.requests and one.worker is None]:
@@ -316,26 +316,26 @@ class Fleet:
         self.routing.forget(replica.id)
         self._drop(replica, reason)
 
-    def _handle(self, replica: Replica, message: serving.ToServer) -> None:
+    def _handle(self, replica: Replica, message: messages.ToServer) -> None:
         if self.closed or replica not in self._dialling:  # it has left, and routing has forgotten it
             return
-        if isinstance(message, serving.Status):
+        if isinstance(message, messages.Status):
             self._take_status(replica, message)
-        elif isinstance(message, serving.Declined):
+        elif isinstance(message, messages.Declined):
             self._take_refusal(replica, message.reason)
         elif isinstance(message, Held):
             self.routing.held.apply(replica.id, message)
-        elif isinstance(message, serving.Beat) and message.incarnation != replica.attendance.incarnation:
+        elif isinstance(message, messages.Beat) and message.incarnation != replica.attendance.incarnation:
             self._take_news(replica, message.incarnation)
         elif replica.serving:
             if not replica.attendance.follows(message):
                 self._drop(replica, f"{replica.name}: the connection to it broke off")
-            if isinstance(message, serving.StepProgress):
+            if isinstance(message, messages.StepProgress):
                 self._deliver(replica, message)
-            elif isinstance(message, serving.Failure):
+            elif isinstance(message, messages.Failure):
                 self._user.failure(replica, message)
 
-    def _deliver(self, replica: Replica, progress: serving.StepProgress) -> None:
+    def _deliver(self, replica: Replica, progress: messages.StepProgress) -> None:
         self._user.observe(progress.step, progress.deltas)
         for delta in progress.deltas:
             if (opened := replica.requests.get(delta.id)) is not None:
@@ -351,7 +351,7 @@ class Fleet:
             replica.forget()
             self._forgotten(replica, f"{replica.name}: it was started anew")
 
-    def _take_status(self, replica: Replica, status: serving.Status) -> None:
+    def _take_status(self, replica: Replica, status: messages.Status) -> None:
         if status.incarnation == replica.last:
             return
         self._take_news(replica, status.incarnation)

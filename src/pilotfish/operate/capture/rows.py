@@ -26,7 +26,7 @@ class CapturedRow(Struct, frozen=True, kw_only=True):
     temperature: float
     tag: str | None
     fingerprint: str  # of the target that wrote the output
-    tokenizer: str  # digest of the one that the ids are of, as `core.vocabulary.text_digest` has it
+    tokenizer: str  # digest of the one that the ids are of, as `core.drafting.vocabulary.text_digest` has it
 
     @property
     def prompt_tokens(self) -> NDArray[np.uint32]:
