@@ -1,7 +1,5 @@
 """Messages are one line: the field, the value, and what is allowed. Foreign text has its control characters escaped."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pilotfish.printable import one_line, printable
@@ -22,7 +20,7 @@ class ParameterError(InputError):
         self.field = field
 
     @classmethod
-    def described(cls, field: str, message: str) -> ParameterError:
+    def described(cls, field: str, message: str) -> "ParameterError":
         """For a message that another process wrote."""
         error = cls.__new__(cls)
         ValueError.__init__(error, message)

@@ -1,8 +1,6 @@
 """The annotation of a dataclass's field declares an option: type, bounds and help text. Checks, command lines
 (`pilotfish.command`) and schemas are derived from it."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re
@@ -73,7 +71,7 @@ class Option:
     above: float | None = None  # as `low`, but not allowed itself
     optional: bool = False  # whether None is allowed
     choices: tuple[Any, ...] = ()  # of a Literal
-    entries: tuple[Option, ...] = ()  # of a list: its items; of a mapping: its keys, its values
+    entries: "tuple[Option, ...]" = ()  # of a list: its items; of a mapping: its keys, its values
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -119,7 +119,7 @@ def _awq(group: int, weight: Tensor) -> tuple[Tensors, Tensor]:
 
 
 def _gptq(bits: int, group: int, symmetric: bool, weight: Tensor) -> tuple[Tensors, Tensor]:
-    """As AutoGPTQ's QuantLinear packs them, and makes weights of them."""
+    """As AutoGPTQ's QuantLinear packs them, with a bias of zeros, and makes weights of them."""
     size = group if group > 0 else weight.shape[1]
     codes, scales, zeros = _rounded(weight, bits, size, symmetric)
     groups = torch.arange(len(codes), dtype=torch.int32) // size
@@ -128,6 +128,7 @@ def _gptq(bits: int, group: int, symmetric: bool, weight: Tensor) -> tuple[Tenso
         ".qzeros": _words(zeros - 1, bits),
         ".scales": scales,
         ".g_idx": groups,
+        ".bias": torch.zeros(len(weight), dtype=torch.float16),
     }
     return parts, (scales[groups] * (codes - zeros[groups])).T
 

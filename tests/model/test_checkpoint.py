@@ -108,6 +108,16 @@ def test_layers_that_guess_further_tokens_are_left_out(
     assert problems(copy) == []
 
 
+def test_a_correction_of_a_router_that_is_not_finite_is_named(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    """A buffer, by which experts are chosen."""
+    copy, name = (
+        Path(shutil.copytree(tiny_models["deepseek_v3"], tmp_path / "model")),
+        "mlp.gate.e_score_correction_bias",
+    )
+    edit_tensors(copy, lambda tensors: tensors[f"model.layers.1.{name}"].fill_(float("nan")))
+    assert f"model.layers.1.{name}" in refused(ModelError, load, copy)
+
+
 def test_an_expert_that_lacks_one_projection_is_named(
     tiny_models: dict[str, Path], tmp_path: Path, refusal: Refusal
 ) -> None:

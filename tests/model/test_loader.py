@@ -165,6 +165,13 @@ ROPES: dict[str, dict[str, Any]] = {
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ("llama", {"rope_parameters": ROPES["longrope"]}, "8 short and 8 long factors; 16 each"),
+        ("llama", {"rope_parameters": {**ROPES["longrope"], "short_factor": ["a"] * 16}}, "no positive numbers"),
+        (
+            "llama",
+            {"rope_parameters": {**ROPES["longrope"], "original_max_position_embeddings": 0}},
+            "_embeddings 0; an",
+        ),
+        ("deepseek_v3", {"num_nextn_predict_layers": "1"}, "num_nextn_predict_layers '1'; an integer of at least 0"),
         ("gemma3_text", {"rope_parameters": {"full_attention": ROPES["longrope"]}}, "longrope"),
         ("llama", {"rope_parameters": ROPES["partial_rotary_factor"]}, "partial_rotary_factor of 0.5"),
         ("glm4_moe", {"topk_group": 4}, "topk_group 4, of 3 groups; 2 experts are chosen"),

@@ -126,6 +126,31 @@ def test_experts_are_loaded_dense(kind: str, write: Writer, in_codes: int, tmp_p
         assert footprint(directory, torch.bfloat16, CPU, eager=eager).weights == pytest.approx(kept, rel=0.02)
 
 
+def test_inputs_that_may_be_in_another_order_need_their_groups(plain: Path, tmp_path: Path) -> None:
+    FORMS["gptq"](plain, directory := tmp_path / "model")
+    edit_tensors(directory, lambda tensors: [tensors.pop(name) for name in [*tensors] if name.endswith("g_idx")])
+    assert load_model(directory, torch.float32, CPU, eager=True)
+    about = json.loads((directory / "config.json").read_text())["quantization_config"]
+    edit_config(directory, quantization_config={**about, "desc_act": True})
+    assert "lacks tensor" in refused(ModelError, load_model, directory, torch.float32, CPU, eager=True)
+
+
+def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
+    plain, directory = write_model(tmp_path / "plain", "deepseek_v3", hidden_size=256), tmp_path / "model"
+    FORMS["fp8 blocks"](plain, directory)
+    more = "model.layers.2."
+    edit_tensors(
+        directory,
+        lambda all_: all_.update(
+            {n.replace("model.layers.1.", more): x.clone() for n, x in all_.items() if ".1." in n}
+        ),
+    )
+    asked = [params(max_tokens=4, temperature=0.0)]
+    assert f"tensor {more}" in refused(ModelError, load_model, directory, torch.float32, CPU, eager=True)
+    edit_config(directory, num_nextn_predict_layers=1)
+    assert run(make_engine(directory), SNIPPETS[:1], asked)[0]
+
+
 def test_a_quantized_head(plain: Path, tmp_path: Path) -> None:
     values = compressed(plain, tmp_path / "model", ignore=(), type="float", strategy="channel")
     assert torch.equal(TargetFacts.read(tmp_path / "model").lm_head().bfloat16(), values["lm_head.weight"])
@@ -202,6 +227,7 @@ SCALES = "weight_scale_inv"
         ("packed", "weight_packed", None, "weight_s.* has no place in the model"),
         ("packed", "weight_shape", lambda x: x.flip(0), r"weight_shape is \[384, 256\]; \[256, 384\] is needed"),
         ("gptq", "g_idx", lambda x: x.flip(0), r"g_idx orders inputs \(desc_act\)"),
+        ("gptq", "bias", lambda x: x + 1, "down_proj.bias is not zero, and the model has no such bias"),
         ("gptq", "qzeros", lambda x: x + 1, "qzeros holds zero points, and config.json says"),
         ("awq", "qzeros", lambda x: x[:, 1:], r"qzeros has shape \[6, 31\]; \[6, 32\] is needed"),
         ("awq", "scales", None, "lacks tensor .*down_proj.scales, which .*qweight needs"),
@@ -218,4 +244,4 @@ def test_tensors_that_do_not_fit_are_refused(
     line = refused(ModelError, load_model, directory, torch.float32, CPU, eager=True)
     assert re.search(named, line) and str(directory) in line
     problems = check_models(EngineConfig(target=directory, mode="off", kv_slots=256)).problems
-    assert problems == ([] if re.search("holds|weight_shape is|orders", line) else [line])
+    assert problems == ([] if re.search("holds|weight_shape is|orders|is not zero", line) else [line])

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -190,27 +188,27 @@ class EngineConfig:
         return Paces.parse(self.pace)
 
     @property
-    def of_draft(self) -> EngineConfig:
+    def of_draft(self) -> "EngineConfig":
         """For a draft worker's process, whose parent has pinned it to its cores."""
         assert self.draft is not None  # as in every mode that starts one
         reset = ("features", "allotted", "cores", "threads", "max_model_len", "max_rows", "draft_device")
         return self._beside(*reset, target=self.draft, device=self.draft_device or self.device)
 
-    def of_small(self, target: Path, **own: Any) -> EngineConfig:
+    def of_small(self, target: Path, **own: Any) -> "EngineConfig":
         """For a smaller model beside this one, without speculation. `own` replaces fields that are planned anew."""
         planned = ("max_model_len", "kv_slots", "memory", "allotted", "pace")
         return self._beside("features", "trace", *planned, **{"target": target, **own})
 
     @property
-    def of_prefill(self) -> EngineConfig:
+    def of_prefill(self) -> "EngineConfig":
         return self._beside("cores", "threads", max_rows=max(self.max_rows, PREFILL_ROWS))
 
-    def of_rank(self, rank: int) -> EngineConfig:
+    def of_rank(self, rank: int) -> "EngineConfig":
         device = f"cuda:{rank}" if self.device == "cuda" else self.device
         kept = {"tensor_parallel": self.tensor_parallel, "device": device}
         return self._beside("features", "cores", "pace", "trace", **kept)
 
-    def _beside(self, *reset: str, **own: Any) -> EngineConfig:
+    def _beside(self, *reset: str, **own: Any) -> "EngineConfig":
         """For a process beside this one: defaults for ALONE and `reset`, then `own`."""
         return replace(self, **{name: getattr(EngineConfig, name) for name in (*ALONE, *reset)} | own)
 

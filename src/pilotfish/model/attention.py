@@ -1,8 +1,6 @@
 """transformers' attention implementation `pilotfish`: flattened tree rows over KV slots. The model runs on one flat
 batch, `input_ids` and `position_ids` [1, rows], without a cache of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -31,7 +29,7 @@ class AttentionMetadata(Tables):
     prefix_slots: Tensor  # [tokens of all prefixes, or more], one prefix after another
     longest: int = field(kw_only=True)  # tokens of the longest prefix, or more
 
-    def rows(self, part: slice | list[int]) -> AttentionMetadata:
+    def rows(self, part: slice | list[int]) -> "AttentionMetadata":
         *of_rows, prefix_slots = self.tensors()
         return AttentionMetadata(*[*(x[part] for x in of_rows), prefix_slots], longest=self.longest)
 

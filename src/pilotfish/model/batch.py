@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +31,7 @@ class Batch(Tables):
     follows: Tensor | None = None  # as `Forwarded.drawn` of the forward before: `input_ids` -1 - i is its token i
 
     @classmethod
-    def build(cls, sequences: Sequence[SequenceRows], buckets: Buckets, scratch: int) -> list[Batch]:
+    def build(cls, sequences: Sequence[SequenceRows], buckets: "Buckets", scratch: int) -> "list[Batch]":
         """One batch, or several in order: a row's ancestors come before it, so their KV is there when it runs."""
         padded = buckets.pad_rows(sum(s.num_rows for s in sequences))
         ids, slots = np.zeros(padded, np.int64), np.full(padded, scratch, np.int32)
@@ -75,8 +73,8 @@ class Batch(Tables):
         longest: int,
         keep: list[int],
         cut: slice,
-        buckets: Buckets,
-    ) -> Batch:
+        buckets: "Buckets",
+    ) -> "Batch":
         kept = [row - cut.start for row in keep if cut.start <= row < cut.stop]
         padding = [0] * (bucket(len(kept), buckets.rows) - len(kept))
         ids, *indices = (torch.from_numpy(x[cut]) for x in rows)

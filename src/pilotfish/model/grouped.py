@@ -1,7 +1,5 @@
 """Weights as quantized checkpoints have them: codes of few bits, and factors for groups of an output's inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,11 +37,11 @@ class GroupedWeight:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def __getitem__(self, outputs: slice) -> GroupedWeight:
+    def __getitem__(self, outputs: slice) -> "GroupedWeight":
         offsets = None if self.offsets is None else self.offsets[outputs]
         return replace(self, codes=self.codes[outputs], scales=self.scales[outputs], offsets=offsets)
 
-    def detach(self) -> GroupedWeight:
+    def detach(self) -> "GroupedWeight":
         return self
 
     def values(self) -> Tensor:
@@ -59,7 +57,7 @@ class GroupedWeight:
             grouped += self.offsets.float()[..., None]
         return grouped.flatten(1).to(self.dtype)
 
-    def widened(self, group: int) -> GroupedWeight:
+    def widened(self, group: int) -> "GroupedWeight":
         """The same values in codes of 8 bits, in groups of `group`, which divides its own. Only of whole values."""
         codes = self.codes if self.table is None else self.values().to(torch.int8)
         repeated = partial(torch.repeat_interleave, repeats=self.group // group, dim=1)

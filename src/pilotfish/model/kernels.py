@@ -1,8 +1,6 @@
 """`Kernels` is the one seam between modules and devices, and itself the reference, in torch operations on any
 device."""
 
-from __future__ import annotations
-
 import operator
 import time
 from collections.abc import Callable, Sequence
@@ -100,7 +98,7 @@ class Kernels:
         outputs]."""
         return HeadLinear(weight)
 
-    def rms_norm(self, weight: Tensor, eps: float, parts: int = 1) -> RMSNorm:
+    def rms_norm(self, weight: Tensor, eps: float, parts: int = 1) -> "RMSNorm":
         """Each of `parts` equal parts of a row is normed by itself. `weight` [size]."""
         return RMSNorm(weight, eps, parts)
 

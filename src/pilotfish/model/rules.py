@@ -1,8 +1,6 @@
 """Rules on logits (`core.sampling.logit_rules`) as tables of few sizes. What excludes a token makes it -inf, which no
 other rule changes, so that only a token's bias and penalties have an order."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -38,7 +36,7 @@ class Rules(Tables):
     longest: int = 0  # of the histories, or more
 
     @classmethod
-    def of(cls, sampling: Sampling, samples: int, vocab: int, *, lists: bool = True) -> Rules | None:
+    def of(cls, sampling: Sampling, samples: int, vocab: int, *, lists: bool = True) -> "Rules | None":
         """Of samples, padded to `samples`. None if none has any; `lists` of allowed tokens may be left to others. Ids
         beyond the vocabulary are skipped, as a draft's may be smaller."""
         edits = [(sample, edit) for sample, edit in enumerate(sampling.edits) if edit is not None]
@@ -49,7 +47,7 @@ class Rules(Tables):
         rules = cls(bits, _placed([*biased, *excluded], vocab))._with_seen(edits, samples, vocab)
         return rules if rules.tensors() else None
 
-    def _with_seen(self, edits: Edits, samples: int, vocab: int) -> Rules:
+    def _with_seen(self, edits: Edits, samples: int, vocab: int) -> "Rules":
         histories = {id(edit.seen): edit.seen for _, edit in edits if edit.seen is not None}  # of rows of one request
         if not histories:
             return self

@@ -1,7 +1,7 @@
 """Shared-noise sampling on tensors: y = argmax(l + g), core/sampling/noise.py for g.
 
-Order: bias, penalties and exclusions (`core.sampling.logit_rules` says which), softmax(logits / T), min-p, top-k, top-p, as
-vLLM has it. All in float64 and row by row, so that a row's token does not depend on the rows beside it.
+Order: bias, penalties and exclusions (`core.sampling.logit_rules` says which), softmax(logits / T), min-p, top-k,
+top-p, as vLLM has it. All in float64 and row by row, so that a row's token does not depend on the rows beside it.
 """
 
 import math

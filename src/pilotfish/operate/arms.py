@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import log
 from typing import Annotated, Literal
@@ -39,7 +37,7 @@ class Arm(Struct, kw_only=True):
     moments: dict[str, Moments] = {}  # by measure
     contrasts: dict[str, Contrast] = {}  # by measure: beside the holdout; none of the holdout itself
 
-    def merge(self, other: Arm) -> None:
+    def merge(self, other: "Arm") -> None:
         for name in ("requests", "tokens", "cut", "pinned"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name, moments in other.moments.items():
@@ -79,7 +77,7 @@ class RolloutArms(Struct, kw_only=True):
         if arm is not None and not (outcome.pinned or outcome.cut):
             self._observe(outcome, arm, "score", outcome.score)
 
-    def merge(self, other: RolloutArms) -> None:
+    def merge(self, other: "RolloutArms") -> None:
         self.since = min(self.since, other.since)
         self.left_out += other.left_out
         for name, arm in other.arms.items():

@@ -1,8 +1,6 @@
 """Running sums of bounded size, exact however split and merged. Differences of variant and holdout are taken hour by
 hour and averaged: over all hours at once, a variant whose share rises would meet another load than the holdout."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
@@ -28,7 +26,7 @@ class Moments(Struct):
         self.mean += deviation / self.count
         self.squares += deviation * (value - self.mean)
 
-    def merge(self, other: Moments) -> None:
+    def merge(self, other: "Moments") -> None:
         """Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979."""
         if not other.count:
             return
@@ -53,7 +51,7 @@ class ArmPart(Struct):
     def add(self, moments: Moments, weight: float) -> None:
         self.merge(ArmPart(moments.count, moments.count - 1, moments.squares, weight**2 / moments.count))
 
-    def merge(self, other: ArmPart) -> None:
+    def merge(self, other: "ArmPart") -> None:
         for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -75,7 +73,7 @@ class PeriodSums(Struct):
             self.variant.add(variant, weight)
             self.holdout.add(holdout, weight)
 
-    def merge(self, other: PeriodSums) -> None:
+    def merge(self, other: "PeriodSums") -> None:
         self.weight += other.weight
         self.weighted += other.weighted
         self.variant.merge(other.variant)
@@ -122,6 +120,6 @@ class Contrast(Struct):
         sums.add(self.variant, self.holdout)
         return sums
 
-    def merge(self, other: Contrast) -> None:
+    def merge(self, other: "Contrast") -> None:
         """Periods of different servers stay apart: each has its own load."""
         self.past.merge(other.total())

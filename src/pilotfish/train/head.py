@@ -3,8 +3,6 @@
 data ─► the target's own text ─► head, on the target's hidden states ─► evaluation ─► a directory of its own
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import dataclass
@@ -74,7 +72,7 @@ class HeadTraining:
     teacher: Teacher
 
     @classmethod
-    def of(cls, recipe: HeadRecipe, head: Head, target: TaughtTarget, said: Tensor) -> HeadTraining:
+    def of(cls, recipe: HeadRecipe, head: Head, target: TaughtTarget, said: Tensor) -> "HeadTraining":
         """`said`: the tokens that the head can say; none: all."""
         draft_ids = said.to(target.device) if len(said) else None
         teacher = Teacher(target, head.projection.layers, draft_ids)

@@ -1,7 +1,5 @@
 """Imports no torch."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass, replace
@@ -38,7 +36,7 @@ class LlamaSize:
     ffn: int
 
     @classmethod
-    def parse(cls, field: str, text: str) -> LlamaSize:
+    def parse(cls, field: str, text: str) -> "LlamaSize":
         try:
             return cls(*map(int, text.split(",")))
         except (TypeError, ValueError) as error:
@@ -120,9 +118,9 @@ class TaughtRecipe(Recipe):
     target: Path
     data: Annotated[tuple[Path, ...], option("A JSON Lines file of texts or prompts.", shown="none")] = ()
     tokens: Annotated[int, budget("Tokens that the draft trains on.")] = 1_024_000
-    sampled_tokens: Annotated[int, option("Tokens that it writes; 0: data is its own.", 1, LARGEST, or_zero=True)] = (
-        262_144
-    )
+    sampled_tokens: Annotated[
+        int, option("Tokens that the target writes; 0: data is its own text.", 1, LARGEST, or_zero=True)
+    ] = 262_144
     temperature: Annotated[float, option("At which it writes them.", 0, 10)] = 1.0
 
     def __post_init__(self) -> None:

@@ -6,8 +6,6 @@ rank 0     write A     write B         write A         A, B: `BatchMemory`; befo
 rank 1           read A done A   read B done B         said that they have read it
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import socket
@@ -103,7 +101,7 @@ class RankLink:
         self._socket = connection
 
     @classmethod
-    def dial(cls, path: Path) -> RankLink:
+    def dial(cls, path: Path) -> "RankLink":
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(str(path))
         return cls(connection)

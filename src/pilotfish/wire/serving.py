@@ -18,8 +18,6 @@ No loss goes unnoticed. Attend counts the Submits, Aborts and Revises sent: a ta
 all requests of that server, and leaves a gap in its numbering. StepProgress and Failure are numbered, and Beat has the
 next number: a gap ends all requests of the server at this target."""
 
-from __future__ import annotations
-
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -126,11 +124,11 @@ class Status(Struct, tag="status", frozen=True):
     preemptions: Count
     incarnation: Text
     pending_tokens: Count = 0  # committed tokens without KV, of running and waiting requests
-    pools: list[PoolLoad] = []
-    prefill_pools: list[PrefillPoolLoad] = []
+    pools: "list[PoolLoad]" = []
+    prefill_pools: "list[PrefillPoolLoad]" = []
     tiers: list[TierUse] = []  # the device first
     tier_counts: TierCounts = msgspec.field(default_factory=TierCounts)
-    shadows: list[ShadowReport] = []
+    shadows: "list[ShadowReport]" = []
 
     @property
     def load(self) -> ReplicaLoad:

@@ -1,8 +1,6 @@
 """Channels over ZeroMQ: pools listen with a ROUTER, targets dial each with a DEALER; likewise targets listen to
 servers. A dialer's message is its incarnation and the frame; a listener's is the frame alone."""
 
-from __future__ import annotations
-
 import math
 import os
 import struct
@@ -226,7 +224,7 @@ class DialingChannel(Channel):
         connection = self._connections.get(peer)
         return connection is not None and connection.refused
 
-    def _observe(self, connection: _Connection, parts: Sequence[zmq.Frame]) -> list[Received]:
+    def _observe(self, connection: "_Connection", parts: Sequence[zmq.Frame]) -> list[Received]:
         connection.observe(parts)
         if connection.redial_at < math.inf:
             self._hung_up.add(connection)

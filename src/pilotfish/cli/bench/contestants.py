@@ -1,7 +1,5 @@
 """Contestants: engines and drafters that generate the same work in turn."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections import Counter
@@ -220,7 +218,7 @@ class PausedBudget:
         self._begins = True
         self._now = self._paused = 0.0  # seconds: the last step, pauses left out; the pauses up to this run
 
-    def begin_run(self) -> PausedBudget:
+    def begin_run(self) -> "PausedBudget":
         self._begins = True
         return self
 

@@ -1,8 +1,6 @@
 """What the draft protocol costs beside forwards: bytes and microseconds of both sides, by what the draft asks for. The
 draft's executor is scripted, and frames go from hand to hand: nothing is loaded, and nobody waits."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -60,7 +58,7 @@ def run_protocol(options: BenchOptions, progress: ProgressBar) -> Report:
     return Report({"levels_of_a_step": LEVELS, "leaves": EngineConfig.leaves, "costs": rows})
 
 
-def _play(sequences: int, asked: Sequence[str], _: object) -> Costs:
+def _play(sequences: int, asked: Sequence[str], _: object) -> "Costs":
     exchange = DraftExchange(sequences, asked)
     for _ in range(WARM_STEPS):
         exchange.step()

@@ -1,7 +1,5 @@
 """Figures, the machine that they were measured on, and reports: rows that print as tables and become JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import platform
@@ -49,7 +47,7 @@ class Spread:
     count: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> "Spread":
         """Spread of at least one value; quartiles by linear interpolation."""
         quartiles = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
         lower, median, upper = quartiles

@@ -1,7 +1,5 @@
 """Work that contestants are given: prompts, sampling settings, seeds."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +28,7 @@ class Prompt:
         """Fixed for the prompt, whichever subset of a file is run."""
         return zlib.crc32(self.id.encode())
 
-    def job(self, temperature: float, max_tokens: int, offset: int) -> Job:
+    def job(self, temperature: float, max_tokens: int, offset: int) -> "Job":
         """A job with a seed of its own for each `offset`."""
         params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=self.seed + offset)
         return Job(self, f"T={temperature:g}", params)
@@ -43,7 +41,7 @@ class Job:
     params: SamplingParams
 
     @property
-    def whole(self) -> Job:
+    def whole(self) -> "Job":
         """Goes on to `max_tokens`: the end of sequence is a token like others."""
         return replace(self, params=replace(self.params, ignore_eos=True))
 

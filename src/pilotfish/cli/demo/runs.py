@@ -1,7 +1,5 @@
 """Modes of an engine take turns on equal prompts and seeds, at a pace that the machine holds."""
 
-from __future__ import annotations
-
 import io
 import math
 import tempfile
@@ -65,14 +63,14 @@ class Work:
     first: str  # of the prompts, as people read it
 
     @classmethod
-    def of(cls, target: Path, params: SamplingParams) -> Work:
+    def of(cls, target: Path, params: SamplingParams) -> "Work":
         file = CHAT if chat_tokenizer(target) else CODE
         return cls(params, load_prompts(file, target=target), str(load_prompts(file)[0].text))
 
     def jobs(self, seed: int) -> list[Job]:
         return [Job(prompt, "", replace(self.params, seed=seed)) for prompt in self.prompts]
 
-    def within(self, tokens: int) -> Work:
+    def within(self, tokens: int) -> "Work":
         short = min(SHORT, self.params.max_tokens)
         prompts = self.prompts[: max(1, tokens // short)]
         most = max(1, min(self.params.max_tokens, tokens // len(prompts)))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ class Axis:
     ticks: Sequence[float]
 
     @classmethod
-    def up_to(cls, label: str, high: float) -> Axis:
+    def up_to(cls, label: str, high: float) -> "Axis":
         """From 0, linear, with about five round ticks, the last not below `high`."""
         rough = max(high, 1e-9) / 4
         unit = 10.0 ** math.floor(math.log10(rough))

@@ -1,7 +1,5 @@
 """Paces: the times of forwards on an emulated device, as text: `target=10.4ms,draft=llama-3.2-1b@h200`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -39,7 +37,7 @@ class Pace:
         return float(np.interp(rows, list(self.knots), list(self.knots.values())))
 
     @classmethod
-    def parse(cls, text: str) -> Pace:
+    def parse(cls, text: str) -> "Pace":
         """`10.4ms` (for up to 64 rows), `1:10.4ms/256:20ms`, `model@device[x4]`, else ParameterError."""
         if "@" in text:
             return cls(text, _device_knots(text))
@@ -58,7 +56,7 @@ class Paces:
     prefill: Pace | None = None  # of prefill workers, which run the target's model
 
     @classmethod
-    def parse(cls, text: str) -> Paces:
+    def parse(cls, text: str) -> "Paces":
         """`target=PACE`, `draft=PACE`, `prefill=PACE`, joined by commas, or "". ParameterError naming `pace`."""
         if text == "":
             return cls()

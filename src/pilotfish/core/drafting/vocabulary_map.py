@@ -4,8 +4,8 @@
                  │      │          │    │
     draft    " return" "s" " " "(" "x" </s>     the draft's ids: only what its forward reads
 
-Drafts give ids of the target, of tokens that both have (`core.scheduling.executor.SharedTokens`). They read the target's
-text as their own tokenizer writes it (`MappedText`).
+Drafts give ids of the target, of tokens that both have (`core.scheduling.executor.SharedTokens`). They read the
+target's text as their own tokenizer writes it (`MappedText`).
 """
 
 import re

@@ -6,8 +6,6 @@ root ─┬─ def ─┬─ main        parents -1 -1 0 0   The root, the last 
       └─ class               scores   log of the chance that the node's path is accepted
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nlargest
@@ -96,7 +94,7 @@ class Guesses:
         self._children: dict[tuple[int, int], int] = {}
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], scores: Sequence[float], origin: str) -> Guesses:
+    def chain(cls, tokens: Sequence[int], scores: Sequence[float], origin: str) -> "Guesses":
         chain, node = cls(), ROOT
         for token, score in zip(tokens, scores, strict=True):
             node = chain.add(node, token, score, origin)
@@ -118,14 +116,14 @@ class Guesses:
             self.origins.append(origin)
         return node
 
-    def merge(self, other: Guesses) -> None:
+    def merge(self, other: "Guesses") -> None:
         """Add every node of `other`; a known path keeps its scores and origins."""
         number = {ROOT: ROOT}
         nodes = zip(other.parents, other.tokens, other.scores, other.origins, strict=True)
         for node, (parent, token, score, origin) in enumerate(nodes):
             number[node] = self.add(number[parent], token, score, origin)
 
-    def best(self, count: int) -> Guesses:
+    def best(self, count: int) -> "Guesses":
         if len(self) <= count:
             return self
         number, best = {ROOT: ROOT}, Guesses()
@@ -145,7 +143,7 @@ class Forest:
     starts: Ints  # [trees + 1], index of each tree's first node, and the number of all
 
     @classmethod
-    def of(cls, trees: Sequence[Guesses]) -> Forest:
+    def of(cls, trees: Sequence[Guesses]) -> "Forest":
         sizes = [len(tree) for tree in trees]
         if not any(sizes):
             return cls(EMPTY_TREE, _NO_INTS, np.zeros(len(trees) + 1, np.int64))
@@ -164,13 +162,13 @@ class Forest:
         """Nodes of each tree. [trees]"""
         return self.starts[1:] - self.starts[:-1]
 
-    def take(self, nodes: Ints) -> Forest:
+    def take(self, nodes: Ints) -> "Forest":
         if len(nodes) == len(self):
             return self
         owners = self.owners[nodes]
         return Forest(self.nodes.take(nodes), owners, _starts(owners, self.num_trees))
 
-    def among(self, has_tree: Sequence[bool]) -> Forest:
+    def among(self, has_tree: Sequence[bool]) -> "Forest":
         """The same trees, and empty ones where `has_tree`, in order, is false."""
         if all(has_tree):
             return self

@@ -10,8 +10,6 @@ Where numbers or room run out, the least recently used of the cheap runs is give
 become places of the heir; the others are computed again when a row needs them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -44,7 +42,7 @@ class PathRow(Struct, frozen=True):
         first = self.position + 1 - len(self.below)
         return self.prefix[position] if position < first else self.below[position - first]
 
-    def ancestor(self, position: int, token: int) -> PathRow:
+    def ancestor(self, position: int, token: int) -> "PathRow":
         below = self.below[: max(len(self.below) - (self.position - position), 0)]
         return PathRow(token, position, self.prefix, below)
 
@@ -70,8 +68,8 @@ class PathRun:
     decoded: int
     used: int
     slots: dict[int, int] = field(default_factory=dict)  # positions of those that are places here
-    heirs: list[PathRun] = field(default_factory=list)  # those whose `origin` it is
-    origin: PathRun | None = None  # of which it is an heir
+    heirs: "list[PathRun]" = field(default_factory=list)  # those whose `origin` it is
+    origin: "PathRun | None" = None  # of which it is an heir
     shared: int = 0  # first tokens that are those of `origin`
 
 

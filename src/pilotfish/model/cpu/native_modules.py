@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +36,7 @@ class PackedWeight:
     table: Tensor | None = None
 
     @classmethod
-    def of(cls, *weights: Any) -> PackedWeight:
+    def of(cls, *weights: Any) -> "PackedWeight":
         size = weights[0].dtype, weights[0].shape[1], sum(map(len, weights))
         if not all(isinstance(weight, GroupedWeight) for weight in weights):
             values = [dense(weight) for weight in weights]

@@ -1,8 +1,6 @@
 """Linear layers whose rows' bits do not depend on their company (`triton_kernels/products.py`). The reference is
 `kernels.JoinedLinear`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -41,7 +39,7 @@ class OrderedWeight:
     scales: Tensor | None
 
     @classmethod
-    def of(cls, *weights: Any) -> OrderedWeight:
+    def of(cls, *weights: Any) -> "OrderedWeight":
         values = [getattr(weight, "codes", weight) for weight in weights]
         scales = [weight.scales.flatten() for weight in weights if isinstance(weight, GroupedWeight)]
         joined = torch.cat(values) if len(values) > 1 else values[0].contiguous()

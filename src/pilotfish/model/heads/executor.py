@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -43,7 +41,7 @@ class DraftVocab:
     ids: Tensor | None  # int64 [size], the target's ids of them; None: the first ones
 
     @classmethod
-    def of(cls, draft_size: int, d2t: Tensor | None, target_size: int, setup: HeadSetup) -> DraftVocab:
+    def of(cls, draft_size: int, d2t: Tensor | None, target_size: int, setup: HeadSetup) -> "DraftVocab":
         most = target_size if setup.vocab_size is None else min(target_size, setup.vocab_size)
         if d2t is None:
             size = min(draft_size, most)

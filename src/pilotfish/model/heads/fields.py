@@ -1,7 +1,5 @@
 """The fields of a head's config.json: each is read by name and checked, and an unread one is refused."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -94,7 +92,7 @@ class HeadFields:
             raise self.refused(name, "a list without repetitions")
         return tuple(value)
 
-    def within(self, name: str) -> HeadFields:
+    def within(self, name: str) -> "HeadFields":
         value = self.take(name, {})
         if not isinstance(value, dict):
             raise self.refused(name, "an object")

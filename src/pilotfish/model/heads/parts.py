@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -176,7 +174,7 @@ class Project:
     feature_norm: RMSNorm | None
 
     @classmethod
-    def of(cls, projection: Projection, parts: Parts) -> Project:
+    def of(cls, projection: Projection, parts: Parts) -> "Project":
         def norm(*names: str) -> RMSNorm:
             weights = torch.cat([parts.tensor(f"{name}.weight") for name in names])
             return parts.kernels.rms_norm(weights, projection.eps, len(names))

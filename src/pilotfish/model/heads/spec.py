@@ -2,8 +2,6 @@
 As in transformers, hidden state k is what layer k gets, without a norm; `FINAL` is the last one after the final
 norm."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -116,7 +114,7 @@ class Head(ABC):
         """Positions up to which it can guess."""
 
     @abstractmethod
-    def shapes(self, spec: HeadSpec, vocab: int) -> Shapes:
+    def shapes(self, spec: "HeadSpec", vocab: int) -> Shapes:
         """All tensors of such heads, except the projection's. `vocab` is the target's."""
 
     def optional(self) -> frozenset[str]:
@@ -130,7 +128,7 @@ class Head(ABC):
     def memory(self) -> HeadMemory: ...
 
     @abstractmethod
-    def executor(self, files: HeadFiles, setup: HeadSetup) -> HeadExecutor: ...
+    def executor(self, files: "HeadFiles", setup: HeadSetup) -> HeadExecutor: ...
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ class DecoderHead(Head):
     def optional(self) -> frozenset[str]:
         return super().optional() | {f"layers.{i}.self_attn.o_proj.bias" for i in range(self.decoder.layers)}
 
-    def shapes(self, spec: HeadSpec, vocab: int) -> Shapes:
+    def shapes(self, spec: "HeadSpec", vocab: int) -> Shapes:
         hidden = self.decoder.hidden
         return {"embed_tokens.weight": (vocab, hidden), "lm_head.weight": (spec.draft_vocab, hidden)}
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pilotfish.errors import ModelError
+from pilotfish.model.grouped import dense
 from pilotfish.model.heads.fields import HeadFields
 from pilotfish.model.heads.weights import read_rows, read_tensor_headers, read_tensors, tensor_files
 from pilotfish.model.loading.metadata import read_object
@@ -33,7 +32,7 @@ class TargetFacts:
     vocab: int
 
     @classmethod
-    def read(cls, directory: Path) -> TargetFacts:
+    def read(cls, directory: Path) -> "TargetFacts":
         values = read_object(directory / "config.json")
         fields = HeadFields(values, directory / "config.json")
         inner = fields.within("text_config") if fields.has("text_config") else fields
@@ -69,14 +68,12 @@ class TargetFacts:
         return sorted({i * count // SAMPLED for i in range(SAMPLED)})
 
     def _tensor(self, names: tuple[str, ...]) -> Tensor:
-        if weights := packed_weights(self.directory):
-            weight = weights.read(next(name for name in names if name in weights.names), torch.float32)
-            return weight if isinstance(weight, Tensor) else weight.dequantized()
-        headers = read_tensor_headers(tensor_files(self.directory))
-        found = next((name for name in names if name in headers), None)
+        weights = packed_weights(self.directory)
+        headers = {} if weights else read_tensor_headers(tensor_files(self.directory))
+        found = next((name for name in names if name in (weights.names if weights else headers)), None)
         if found is None:
             raise ModelError(f"head: target {self.directory} has no tensor {names[0]}, which the head shares")
-        return read_tensors(headers, [found])[found]
+        return dense(weights.read(found, torch.float32)) if weights else read_tensors(headers, [found])[found]
 
 
 def _embedded(directory: Path) -> int:
@@ -94,7 +91,7 @@ class TrainedOn:
     digest: str = ""  # `TargetFacts.digest`
 
     @classmethod
-    def read(cls, fields: HeadFields) -> TrainedOn:
+    def read(cls, fields: HeadFields) -> "TrainedOn":
         """ModelError for what is no text. Only speculators name the target's architecture."""
         verifier = fields.within("speculators_config").within("verifier")
         verifier.values()

@@ -45,10 +45,12 @@ def check_weights(directory: Path, config: Any) -> None:
     found, scheme, further = read_headers(weight_files(directory)), scheme_of(directory), _further_layers(config)
     named = {own: header for name, header in found.items() if (own := text_name(name, config))}
     headers: Headers = {name: header for name, header in named.items() if not name.startswith(further)}
-    if scheme is not None:
-        headers = dense_headers(headers, packed_tensors(headers, scheme))
+    packed = {} if scheme is None else packed_tensors(headers, scheme)
+    headers = dense_headers(headers, packed)
     _refuse_expert_gaps(directory, headers, config)
     info, ignored = _load_without_values(headers, config)
+    if scheme is not None and scheme.layout == "columns":  # AutoGPTQ writes zeros where a model has no biases
+        info.unexpected_keys -= {f"{name.removesuffix('.weight')}.bias" for name in packed}
     for name, (file, tensor) in headers.items():
         if tensor.dtype not in FLOATS and name not in ignored | info.unexpected_keys:
             dtype = str(tensor.dtype).removeprefix("torch.")
@@ -131,8 +133,8 @@ def _refuse_expert_gaps(directory: Path, headers: Headers, config: Any) -> None:
 
 def refuse_non_finite(module: Any, directory: Path) -> None:
     """ModelError for a loaded weight with NaN or infinity; names the tensor in the files."""
-    for name, weight in module.named_parameters():
-        low, high = weight.detach().aminmax()  # NaN where there is one
+    for name, weight in module.state_dict().items():  # parameters, and buffers that the files hold
+        low, high = weight.aminmax()  # NaN where there is one
         if not (math.isfinite(low.item()) and math.isfinite(high.item())):
             found = _non_finite(directory, module.config, weight.dtype)
             raise ModelError(next(found, f"model: {directory}: {name} is not finite"))

@@ -38,10 +38,12 @@ def load_config(directory: Path, max_model_len: int = 0) -> Any:
     eos_ids(path, fields.get("eos_token_id"), vocab_size=None)  # one line, where transformers' error has three
     try:
         config = deepcopy(_parsed(directory, path.read_bytes()))
+        if config.architectures[0] in MULTIMODAL:
+            config = text_config(config, fields, directory)
+    except ModelError:
+        raise
     except Exception as error:  # errors in files and fields have no common base
         raise ModelError(f"model: {path} cannot be read: {one_line(error)}") from error
-    if config.architectures[0] in MULTIMODAL:
-        config = text_config(config, fields, directory)
     refuse_unsupported(config, directory)
     scheme_of(directory)
     config.quant_method = quant_method(fields)
@@ -157,6 +159,9 @@ def _layers(config: Any) -> Iterator[str]:
         yield f"has layers of {', '.join(unknown)}; full_attention and sliding_attention are supported"
     used = getattr(config, "use_sliding_window", True)
     window = getattr(config, "sliding_window", None) if used else None
+    further = getattr(config, "num_nextn_predict_layers", None) or 0
+    if type(further) is not int or further < 0:
+        yield f"has num_nextn_predict_layers {further!r}; an integer of at least 0 is needed"
     if "sliding_attention" in kinds and window is None:
         yield "has layers of sliding_attention and no sliding_window"
     if window is not None and window < 1:
@@ -183,7 +188,12 @@ def _rope(config: Any) -> Iterator[str]:
         partial = rope.get("partial_rotary_factor") or 1.0
         if rope.get("rope_type") == "longrope":
             head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-            counts = [len(rope.get(name) or ()) for name in ("short_factor", "long_factor")]
+            factors = [rope.get(name) or () for name in ("short_factor", "long_factor")]
+            counts, original = list(map(len, factors)), rope.get("original_max_position_embeddings")
+            if type(original) is not int or original < 1:
+                yield f"has original_max_position_embeddings {original!r}; an integer of at least 1 is needed"
+            if not all(isinstance(factor, int | float) and factor > 0 for factor in chain(*factors)):
+                yield "has factors of longrope that are no positive numbers"
             if rope is not parameters:
                 yield "has rotary embeddings of type longrope for some of its layers, which are not supported"
             if counts != [int(head * partial) // 2] * 2:

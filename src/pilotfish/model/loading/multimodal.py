@@ -25,8 +25,8 @@ def text_config(config: Any, fields: Mapping[str, Any], directory: Path) -> Any:
         raise ModelError(
             f"model: {directory} is a quantized {config.architectures[0]}; its weights must not be quantized"
         )
-    if text is None:
-        raise ModelError(f"model: {directory} has no text_config, which a {config.architectures[0]} needs")
+    if text is None or isinstance(text, Mapping):  # of another class's configuration
+        raise ModelError(f"model: {directory} has no text_config of its model_type, as {config.architectures[0]} needs")
     if text.model_type == "qwen3_vl_text":  # the three axes of its positions are equal on texts
         rope = {name: value for name, value in text.rope_parameters.items() if not name.startswith("mrope_")}
         text = Qwen3Config(**{**text.to_dict(), "model_type": Qwen3Config.model_type, "rope_parameters": rope})

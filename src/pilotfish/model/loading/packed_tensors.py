@@ -135,7 +135,7 @@ def _packed_tensor(headers: Headers, base: str, scheme: Scheme) -> PackedTensor:
     if codes.ndim != (4 if scheme.layout == "blocks" else 2) or not codes.numel() or codes.shape[3:] not in ((), (16,)):
         wanted = "four dimensions, the last of 16," if scheme.layout == "blocks" else "two dimensions"
         raise ModelError(f"model: {file}: tensor {names['codes']} has shape {list(codes.shape)}; {wanted} are needed")
-    shape, optional = _dense_shape(scheme, codes.shape), {"order"} if scheme.zeros else {"order", "zeros"}
+    shape, needed = _dense_shape(scheme, codes.shape), {"zeros": scheme.zeros, "order": scheme.ordered}
     if (group := gcd(scheme.inputs or shape[1], shape[1])) % 8:
         raise ModelError(f"model: {file}: tensor {names['codes']} has groups of {group} inputs, no multiple of 8")
     if not scheme.outputs and names["scales"] in headers and headers[names["scales"]][1].numel() > 1:
@@ -143,7 +143,7 @@ def _packed_tensor(headers: Headers, base: str, scheme: Scheme) -> PackedTensor:
     for part, size in _shapes(scheme, shape, codes.shape).items():
         if names.get(part) in headers:
             _refuse_misfit(names[part], *headers[names[part]], size, _dtypes(scheme.layout, part))
-        elif part in names and part not in optional:
+        elif part in names and needed.get(part, True):
             raise ModelError(f"model: {file} lacks tensor {names[part]}, which {names['codes']} needs")
     return PackedTensor(scheme, shape, {part: name for part, name in names.items() if name in headers})
 

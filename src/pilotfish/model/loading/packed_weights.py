@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from pilotfish.errors import ModelError
-from pilotfish.model.grouped import GroupedLinear, GroupedWeight, joined
+from pilotfish.model.grouped import GroupedLinear, GroupedWeight, dense, joined
 from pilotfish.model.loading.checkpoint import load_converted, read_headers
 from pilotfish.model.loading.configuration import has_latents
 from pilotfish.model.loading.gguf_weights import GGUFWeights
@@ -82,6 +82,9 @@ def load_packed(directory: Path, config: Any, dtype: torch.dtype) -> Any:
     wrong = [*(name for name, *_ in info.mismatched_keys), *info.missing_keys - kept.keys(), *info.conversion_errors]
     for error in (*failed, *(_misfit(directory, name) for name in wrong)):
         raise error
+    for name in info.unexpected_keys:
+        if name.endswith(".bias") and f"{name[:-5]}.weight" in kept and dense(weights.read(name, dtype)).any():
+            raise ModelError(f"model: {directory}: tensor {name} is not zero, and the model has no such bias")
     for name, path in kept.items():
         linear, weight = module.get_submodule(path), weights.read(name, dtype)
         if not isinstance(weight, GroupedWeight) or weight.shape != linear.weight.shape:
@@ -108,7 +111,7 @@ class _Dense:
         except ModelError as error:  # of which transformers would keep the traceback
             self._failed.append(error)
             raise
-        return found if isinstance(found, Tensor) else found.dequantized()
+        return dense(found)
 
 
 def _linears(module: Any) -> Iterator[tuple[str, str]]:
@@ -142,8 +145,8 @@ def saved_bytes(directory: Path, module: Any, size: int, *, packed: bool) -> int
     is dense; without packing all of it is."""
     weights, together = packed_weights(directory), defaultdict[str, list[str]](list)
     assert weights is not None
-    dense = ("kv_b_proj" if packed else ".self_attn.") if has_latents(module.config) else "none"
-    for name, path in ((name, path) for name, path in _linears(module) if dense not in path):
+    unpacked = ("kv_b_proj" if packed else ".self_attn.") if has_latents(module.config) else "none"
+    for name, path in ((name, path) for name, path in _linears(module) if unpacked not in path):
         joint = path[:-6] if packed and path.endswith(("q_proj", "k_proj", "v_proj")) else path
         together[joint].append(name)
     if tied := _tied(module, weights):

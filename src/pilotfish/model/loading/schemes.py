@@ -29,6 +29,7 @@ class Scheme:
     outputs: int = 1  # that share a scale; 0: all
     inputs: int = 0  # likewise
     zeros: bool = False  # whether a scale has a zero point, other than the middle of the codes
+    ordered: bool = False  # whether the files must say that inputs are in order
 
 
 def quant_method(fields: Mapping[str, Any]) -> str:
@@ -105,7 +106,8 @@ def _scheme(method: str, given: Mapping[str, Any], path: Path) -> Scheme:
             return Scheme("interleaved", 4, 1, _size(given, path, "group_size", 128), zeros=True)
         case "gptq":
             bits, symmetric = _size(given, path, "bits"), given.get("sym", True)
-            return Scheme("columns", bits, 1, _size(given, path, "group_size", 128), zeros=not symmetric)
+            size, ordered = _size(given, path, "group_size", 128), bool(given.get("desc_act"))
+            return Scheme("columns", bits, 1, size, zeros=not symmetric, ordered=ordered)
         case "mxfp4":
             return Scheme("blocks", 4, 1, 32)
     kind = given.get("format"), given.get("weights.type", "int"), given.get("weights.num_bits", 8)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 from itertools import zip_longest
@@ -33,7 +31,7 @@ class CellKey(Struct, frozen=True, kw_only=True):
     draft: str = OTHER
 
     @classmethod
-    def of(cls, outcome: RequestOutcome) -> CellKey:
+    def of(cls, outcome: RequestOutcome) -> "CellKey":
         values = {name: sys.intern(value) for name, value in asdict(outcome.cohort).items()}
         return cls(variant=sys.intern(outcome.variant), **values)
 
@@ -74,12 +72,12 @@ class Cell(Struct, kw_only=True, omit_defaults=True):
         self.steps_squared += outcome.steps**2
         self._deepen(outcome)
 
-    def merge(self, other: Cell) -> None:
+    def merge(self, other: "Cell") -> None:
         for name in SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self._deepen(other)
 
-    def _deepen(self, other: RequestOutcome | Cell) -> None:
+    def _deepen(self, other: "RequestOutcome | Cell") -> None:
         for name in BY_DEPTH:
             mine, theirs = getattr(self, name), getattr(other, name)
             setattr(self, name, [a + b for a, b in zip_longest(mine, theirs, fillvalue=0)])

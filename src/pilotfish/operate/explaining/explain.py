@@ -1,7 +1,5 @@
 """Acceptance is accepted tokens a step, a ratio of sums, so that shares of cohorts are shares of steps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -58,7 +56,7 @@ def explain(before: Sequence[Cell], after: Sequence[Cell]) -> Explanation:
     )
 
 
-def _verdict(both: BothFigures, change: float, error: float) -> Verdict:
+def _verdict(both: "BothFigures", change: float, error: float) -> Verdict:
     matters = TELLABLE * max(side.accepted_per_step or 0.0 for side in (both.before, both.after))
     width = SURE * error
     if min(both.before.requests, both.after.requests) < FEWEST or abs(change) <= width > matters:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Literal
 
 from msgspec import Struct
@@ -29,7 +27,7 @@ class CohortFigures(Struct, frozen=True, kw_only=True):
     reached: tuple[float | None, ...]  # trees that came to try this depth, of all
 
     @classmethod
-    def of(cls, sums: CellSums, steps: float) -> CohortFigures:
+    def of(cls, sums: CellSums, steps: float) -> "CohortFigures":
         count = {name: float(sums[name][0]) for name in SUMS}
         wanted = count["trees"] + count["late"]
         tried, accepted = (sums.by_depth(name)[0].tolist() for name in ("tried_by_depth", "accepted_by_depth"))

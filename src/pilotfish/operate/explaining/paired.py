@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +22,7 @@ class CellSums:
     matrix: Floats  # [cohorts, SUMS, then both of BY_DEPTH]
 
     @classmethod
-    def of(cls, keys: Sequence[CellKey], cells: Sequence[Cell]) -> CellSums:
+    def of(cls, keys: Sequence[CellKey], cells: Sequence[Cell]) -> "CellSums":
         places = {key: row for row, key in enumerate(keys)}
         matrix = np.zeros((len(keys), len(SUMS) + len(BY_DEPTH) * DEPTHS))
         for cell in cells:
@@ -41,13 +39,13 @@ class CellSums:
         begin = len(SUMS) + BY_DEPTH.index(name) * DEPTHS
         return self.matrix[:, begin : begin + DEPTHS]
 
-    def summed(self, groups: NDArray[np.intp], count: int) -> CellSums:
+    def summed(self, groups: NDArray[np.intp], count: int) -> "CellSums":
         """`groups`: [cohorts], the group of each; none of the `count` groups is empty."""
         order = np.argsort(groups, kind="stable")
         begins = np.searchsorted(groups[order], np.arange(count))
         return CellSums(np.add.reduceat(self.matrix[order], begins, axis=0))
 
-    def where(self, chosen: NDArray[np.bool_]) -> CellSums:
+    def where(self, chosen: NDArray[np.bool_]) -> "CellSums":
         """One row: the sums over the chosen cohorts. `chosen`: [cohorts]."""
         return CellSums(self.matrix[chosen].sum(axis=0, keepdims=True))
 
@@ -89,11 +87,11 @@ class PairedCells:
     after: CellSums
 
     @classmethod
-    def of(cls, before: Sequence[Cell], after: Sequence[Cell]) -> PairedCells:
+    def of(cls, before: Sequence[Cell], after: Sequence[Cell]) -> "PairedCells":
         keys = list(dict.fromkeys(cell.key for cell in (*before, *after)))
         return cls([astuple(key) for key in keys], DIMENSIONS, CellSums.of(keys, before), CellSums.of(keys, after))
 
-    def by(self, *dimensions: str) -> PairedCells:
+    def by(self, *dimensions: str) -> "PairedCells":
         columns = [[key[place] for key in self.keys] for place in map(self.dimensions.index, dimensions)]
         values: list[Values] = list(zip(*columns, strict=True)) if columns else [()] * len(self.keys)
         places = {value: place for place, value in enumerate(dict.fromkeys(values))}

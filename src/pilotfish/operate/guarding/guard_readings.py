@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from math import log, log2
 
 from msgspec import Struct
@@ -19,7 +17,7 @@ class GuardReading(Struct, frozen=True, kw_only=True):
     accepted: int = 0  # tokens, in these
     sharing: int = 0  # sequences among which these shared out their guesses, summed
 
-    def __add__(self, other: GuardReading) -> GuardReading:
+    def __add__(self, other: "GuardReading") -> "GuardReading":
         names = self.__struct_fields__
         return GuardReading(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
@@ -70,7 +68,7 @@ class Comparison(Struct, frozen=True):
         mean's variance (delta method)."""
         return self.slowdown + variance * (1 / self.own.tokens - 1 / self.holdout.tokens) / 2
 
-    def joined(self, other: Comparison | None) -> Comparison:
+    def joined(self, other: "Comparison | None") -> "Comparison":
         return self if other is None else Comparison(self.own + other.own, self.holdout + other.holdout)
 
     def __str__(self) -> str:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Literal
 
 from msgspec import Struct
@@ -44,13 +42,13 @@ class PairAcceptance(Sourced, frozen=True, kw_only=True):
         gains = ((guesses, tokens_of_chain(self.rate, guesses) - 1) for guesses in CHAINS)
         return tuple(GuessedTree(nodes=n, levels=n, gained=gained) for n, gained in gains)
 
-    def scaled(self, factor: float) -> PairAcceptance:
+    def scaled(self, factor: float) -> "PairAcceptance":
         if self.rate is not None:
             return replace(self, rate=min(self.rate * factor, 1.0))
         gains = [replace(tree, gained=min(tree.gained * factor, float(tree.levels))) for tree in self.trees]
         return replace(self, trees=tuple(gains))
 
-    def filled(self, share: float) -> PairAcceptance:
+    def filled(self, share: float) -> "PairAcceptance":
         if self.rate is not None:
             return replace(self, rate=share)
         return replace(self, trees=tuple(replace(tree, gained=share * tree.levels) for tree in self.trees))

@@ -3,8 +3,6 @@ accepted as a real pair's are; traces can also be drawn at random.
 
 A file has one JSON object a line: the pair first, then each sequence. A name that ends with .gz is compressed."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Sequence
@@ -51,7 +49,7 @@ class AcceptanceTrace(Struct, frozen=True):
     log_chances: Floats  # [n, k]
 
     @classmethod
-    def of(cls, pair: TracedPair, sequences: Sequence[TracedSequence]) -> AcceptanceTrace:
+    def of(cls, pair: TracedPair, sequences: Sequence[TracedSequence]) -> "AcceptanceTrace":
         """At least one sequence; ParameterError unless all tokens have equally many guesses."""
         for sequence in sequences:
             _check(sequence, width=len(sequences[0].guesses[0]) if sequences[0].guesses else 0)

@@ -92,7 +92,8 @@ def write_lessons(
     else:
         own, read_rows = training.text, 0
     if len(own) < 2 * length:
-        raise InputError(f"data: the target wrote {len(own)} tokens; rows of {length} need {2 * length} or more")
+        found = "the target wrote" if recipe.sampled_tokens else "its whole texts have"
+        raise InputError(f"data: {found} {len(own)} tokens; rows of {length} need {2 * length} or more")
     parts = ((training.text, read_rows), (own, recipe.batch_rows - read_rows))
     windows = tuple(Windows(text, count, length, target.config.context, recipe.seed) for text, count in parts if count)
     return Lessons(windows, held_out, writer)

@@ -1,7 +1,5 @@
 """Engines that settings are played in, a few of them loaded at a time."""
 
-from __future__ import annotations
-
 import json
 import os
 import statistics
@@ -86,7 +84,7 @@ class Engines:
     def _close(self, config: EngineConfig) -> None:
         self._open.pop(config).engine.close()
 
-    def __enter__(self) -> Engines:
+    def __enter__(self) -> "Engines":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,7 +107,7 @@ class Level:
     taken: float = 0.0  # of its pace, by itself; above 1 it overran
 
     @classmethod
-    def of(cls, event: dict[str, Any]) -> Level:
+    def of(cls, event: dict[str, Any]) -> "Level":
         began, args = event["ts"] / 1e6, event["args"]
         return cls(began, began + event["dur"] / 1e6, args["leaves"], args["prompt_rows"], args.get("taken", 0.0))
 

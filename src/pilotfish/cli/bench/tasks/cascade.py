@@ -1,7 +1,5 @@
 """How sure a small model must be to answer in place of a large one: a cascade's `threshold`, from judged tasks."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -39,7 +37,7 @@ def run_cascade(options: BenchOptions, progress: ProgressBar) -> Report:
     return replace(report, results={**report.results, "small": str(small.target), "outputs": rows}, unshown=["outputs"])
 
 
-def judged(asked: Sequence[Asked], runs: Sequence[Run], judge: Judge, tokens: int) -> list[CascadedTask]:
+def judged(asked: Sequence[Asked], runs: Sequence[Run], judge: Judge, tokens: int) -> "list[CascadedTask]":
     """`runs` are those of the small model and the large one."""
     successes = [[not why for why in failures_of(asked, run, judge)] for run in runs]
     sure = [confidence_of(logprobs, tokens) for logprobs in runs[0].logprobs]
@@ -54,7 +52,7 @@ def confidence_of(logprobs: Sequence[float], tokens: int) -> float:
     return confidence.value
 
 
-def report_of(tasks: Sequence[CascadedTask], options: BenchOptions) -> Report:
+def report_of(tasks: "Sequence[CascadedTask]", options: BenchOptions) -> Report:
     """ParameterError for tasks that cannot be halved, and for a file that cannot be written."""
     choosing, judging = halves(tasks)
     if not judging:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -107,7 +105,7 @@ class HeadSource:
         draft_vocab: int,
         other_layers: tuple[int, ...] = (),
         **about: Any,
-    ) -> HeadLayout:
+    ) -> "HeadLayout":
         spec = HeadSpec(head, kind, dialect, self.target.hidden, self.target.layers, draft_vocab, other_layers)
         return HeadLayout(spec, names, **about)
 

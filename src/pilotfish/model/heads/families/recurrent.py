@@ -1,7 +1,5 @@
 """A row is (feature of t, token t + 1) and gives logits of t + 2. Below it its own state replaces the feature."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -199,7 +197,7 @@ class StatesBefore:
     features: Features | None  # [rows, width], NaN where a slot has the state; None: no row has one
 
     @classmethod
-    def of(cls, sequences: Sequence[SequenceRows], padded: int, width: int, scratch: int) -> StatesBefore:
+    def of(cls, sequences: Sequence[SequenceRows], padded: int, width: int, scratch: int) -> "StatesBefore":
         """`sequences` are `without_first`. The state of the token before replaces features that are unknown at the
         beginning."""
         slots, row = np.full(padded, scratch, np.int32), 0
