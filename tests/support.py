@@ -160,9 +160,6 @@ def tiny_model(kind: str, seed: int = 0, **options: Any) -> torch.nn.Module:
     for name, weight in chain(model.named_parameters(), model.named_buffers()):
         if name.endswith(("bias", "norm.weight")):  # zeros or ones
             torch.nn.init.normal_(weight, float(weight.detach().mean()), std=0.2)
-    for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
-            torch.nn.init.normal_(buffer, std=0.2)
     return model
 
 

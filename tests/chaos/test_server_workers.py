@@ -115,7 +115,7 @@ def test_no_client_notices_what_happens_to_a_draft(harm: int, server: LiveServer
     settle(server)
 
 
-def test_an_ended_server_serves_the_rest(server: LiveServer, server_directory: Path, long_texts: list[str]) -> None:
+def test_a_draining_server_finishes_requests(server: LiveServer, server_directory: Path, long_texts: list[str]) -> None:
     """The last one, as it ends the server."""
     eventually(lambda: len(server.pids("draft 0")) == 1, LIMIT)
     workers = server.pids("target") + server.pids("draft 0")

@@ -133,7 +133,7 @@ def test_a_pipe_gets_answers_and_nothing_else(chat: Any, engine: Engine) -> None
     assert (result.code, result.stdout, result.stderr) == (0, answers, "")
 
 
-def test_the_model_may_stand_alone(
+def test_chat_takes_the_model_alone(
     pilotfish: Any, chatty: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chat_module, "started", lambda config: nullcontext(started.append(config) or engine))

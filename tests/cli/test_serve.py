@@ -58,7 +58,7 @@ def test_json_unless_a_terminal_reads(
     assert configured(llama).log_format == form
 
 
-def test_the_command_line_goes_before_a_file(configured: Configured, llama: Path, draft: Path, tmp_path: Path) -> None:
+def test_options_go_before_those_of_a_file(configured: Configured, llama: Path, draft: Path, tmp_path: Path) -> None:
     """As bench tune writes it, numbers and switches among them."""
     file = tmp_path / "chosen.toml"
     told = {"target": llama, "draft": draft, "mode": "sync"}

@@ -85,7 +85,7 @@ def rolled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_sources_of_no_use(refused: Refused, command: tuple[str, ...], options: tuple[str, ...], why: str) -> None:
+def test_unusable_sources(refused: Refused, command: tuple[str, ...], options: tuple[str, ...], why: str) -> None:
     assert why in refused(*command, *options)
 
 

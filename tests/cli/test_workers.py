@@ -44,7 +44,7 @@ def differing(model: EngineConfig, config: EngineConfig) -> set[str]:
     return {item.name for item in fields(config) if getattr(model, item.name) != getattr(config, item.name)}
 
 
-def test_fields_of_a_draft_worker(pilotfish: Run, config: EngineConfig, started: list[DraftConfig]) -> None:
+def test_a_draft_worker_gets_its_options(pilotfish: Run, config: EngineConfig, started: list[DraftConfig]) -> None:
     assert pilotfish(*worker_command("draft", config, LISTEN, "draft 3")[3:]).code == 0
     (pool,) = started
     assert pool == DraftConfig(model=config.of_draft, listen=LISTEN, name="draft 3", leaves=7)
@@ -55,14 +55,14 @@ def test_fields_of_a_draft_worker(pilotfish: Run, config: EngineConfig, started:
     assert pool.model.memory == 3.5 and plan_memory(pool.model).limit == round(3.5 * GIB)
 
 
-def test_fields_of_a_prefill_worker(pilotfish: Run, config: EngineConfig, started: list[PrefillConfig]) -> None:
+def test_a_prefill_worker_gets_its_options(pilotfish: Run, config: EngineConfig, started: list[PrefillConfig]) -> None:
     assert pilotfish(*worker_command("prefill", config, LISTEN, "prefill 1")[3:]).code == 0
     assert started == [PrefillConfig(model=config.of_prefill, listen=LISTEN, name="prefill 1")]
     own = {"draft", "mode", "cores", "threads", "max_rows", "kv_host_memory", "prefill_workers"}
     assert own <= differing(started[0].model, config) <= own | {"drafter", "leaves"}
 
 
-def test_fields_of_a_servers_target(pilotfish: Run, config: EngineConfig, started: list[TargetConfig]) -> None:
+def test_a_servers_target_gets_its_options(pilotfish: Run, config: EngineConfig, started: list[TargetConfig]) -> None:
     assert pilotfish("target", f"--listen={LISTEN}", f"--config={config_text(config)}").code == 0
     assert started == [TargetConfig(engine=config, listen=LISTEN)]
 

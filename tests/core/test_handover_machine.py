@@ -216,7 +216,7 @@ def incoming(report: HandOverReport, *landings: tuple[float, float]) -> Incoming
         ("late", (0.0, 0.0), 0.0, 2.0, 0.0),  # all time is lost
     ],
 )
-def test_what_is_hidden(outcome: str, parts: tuple[float, float], exposed: float, lost: float, hidden: float) -> None:
+def test_lost_and_hidden(outcome: str, parts: tuple[float, float], exposed: float, lost: float, hidden: float) -> None:
     report = HandOverReport(outcome=outcome, began=7.0, seconds=2.0, queued=parts[0], computing=parts[1])
     assert (report.exposed, report.lost) == (exposed, lost)
     assert incoming(report, (7.75, 0.125), (8.75, 0.25), (9.0, 0.375)).hidden == hidden

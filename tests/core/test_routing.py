@@ -143,7 +143,7 @@ loads = st.builds(ReplicaLoad, *[st.integers(0, 5000)] * 2, *[st.integers(0, 20)
 
 
 @given(st.lists(st.tuples(st.sampled_from(REPLICAS), loads | st.none()), max_size=30), st.data())
-def test_more_to_do_chooses_no_replica(events: list[tuple[str, ReplicaLoad | None]], data: st.DataObject) -> None:
+def test_more_load_makes_no_replica_chosen(events: list[tuple[str, ReplicaLoad | None]], data: st.DataObject) -> None:
     """Whatever was reported and promised before. None: a request is routed."""
     candidates = data.draw(st.lists(st.sampled_from(REPLICAS), min_size=1, unique=True))
     busier, routers = data.draw(st.sampled_from(candidates)), (Router(), Router())

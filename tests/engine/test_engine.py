@@ -261,7 +261,7 @@ def test_a_draft_rests_where_its_context_ends(llama: Path, tmp_path: Path, caplo
     assert_idle(engine)
 
 
-def test_a_drafter_in_its_place_needs_no_workers(llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_given_drafter_needs_no_workers(llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = run(make_engine(llama), SNIPPETS[:1], [params()])
     started: list[EngineConfig] = []
     monkeypatch.setattr(engines, "RemoteDrafts", started.append)

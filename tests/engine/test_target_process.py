@@ -240,7 +240,7 @@ def test_leaked_slots_are_told_once_it_is_idle(
 
 
 @pytest.mark.parametrize("mode", ["off", "sync"])
-def test_progress_is_told_while_it_runs(engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+def test_progress_overlaps_the_forward(engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     """But a first token, where drafting would come before it."""
     engine = engines[mode]
     parts = (engine.executor, engine.worker.scheduler, engine.drafter, engine.worker.budget)

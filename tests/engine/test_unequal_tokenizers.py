@@ -138,7 +138,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_no_further_token_is_guessed(mode: Any, target: Path, stubborn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_surplus_token_is_guessed(mode: Any, target: Path, stubborn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_models(EngineConfig(target=target, draft=stubborn, mode="sync", kv_slots=256)).problems == []
     asked = [SamplingParams(max_tokens=24, seed=i, temperature=0.8 * (i % 2)) for i in range(len(SNIPPETS))]
     expected = run(make_engine(target), SNIPPETS, asked)

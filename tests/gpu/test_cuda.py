@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from support import (
+    LATENT,
     PER_HEAD,
     SETTINGS,
     SNIPPETS,
@@ -218,6 +219,14 @@ def test_logits_are_those_of_the_cpu(directory: Path) -> None:
     rows = [bench.rows(70, 15, seed=0)]
     reference = TorchExecutor(load_model(directory, torch.float32, torch.device("cpu"), eager=True), SLOTS)
     torch.testing.assert_close(bench.plain.forward(rows).cpu(), reference.forward(rows), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", LATENT)
+def test_latents_run_eagerly(kind: str, tiny_models: dict[str, Path]) -> None:
+    own, cpu = (load_model(tiny_models[kind], torch.float32, at, eager=True) for at in (DEVICE, torch.device("cpu")))
+    rows = SequenceRows(0, [*range(70)], np.arange(70, dtype=np.int32), NO_NODES, range(70))
+    ours, theirs = (TorchExecutor(model, SLOTS).forward([rows]).cpu() for model in (own, cpu))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-3)
 
 
 def test_the_reference_runs_on_the_device(directory: Path) -> None:

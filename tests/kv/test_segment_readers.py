@@ -73,7 +73,7 @@ def test_a_place_with_the_same_again_is_stale_nevertheless(arena: Arena, reader:
     assert len(reader.read(second)) == 100
 
 
-def test_a_place_rewritten_midway(arena: Arena, reader: SharedMemoryReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rewritten_place_is_stale(arena: Arena, reader: SharedMemoryReader, monkeypatch: pytest.MonkeyPatch) -> None:
     reference, checks = put(arena, SEGMENT_BYTES), []
     check = SharedMemoryReader._check_epoch
 

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.core.trees.tree import EMPTY_TREE, ROOT, TokenTree
+from pilotfish.model.batch import LIBRARY
 from pilotfish.model.cpu.native import load_kernels
 from pilotfish.model.cpu.native_modules import NativeKernels
 from pilotfish.model.executor import TorchExecutor
@@ -272,7 +273,7 @@ def test_experts_are_those_of_transformers_and_a_row_has_the_same_bits_whoever_s
     together = outputs(ours, x)
     torch.testing.assert_close(together, outputs(reference.model.layers[1].mlp, x), rtol=1e-5, atol=1e-5)
     torch.set_num_threads(threads)
-    for rows in (1, 2, 33, 64, 250) if native else (16, 32, 64, 256):  # the runner's buckets
+    for rows in (1, 2, 33, 64, 250) if native else LIBRARY.rows[:5]:
         assert torch.equal(outputs(ours, x[:rows]), together[:rows]), f"{rows} rows"
         chosen = torch.randperm(ROWS)[:rows]
         assert torch.equal(outputs(ours, x[chosen]), together[chosen]), f"{rows} rows anywhere"

@@ -16,6 +16,7 @@ from support import (
     MODES,
     SNIPPETS,
     VOCAB,
+    drain,
     edit_config,
     edit_tensors,
     kept_bytes,
@@ -120,8 +121,14 @@ def test_ranks_compute_what_one_does(directory: Path) -> None:
 
 def test_outputs_are_those_without_speculation(directory: Path) -> None:
     prompts, settings = SNIPPETS[:3], [params(16), params(16, temperature=0.0), params(16)]
-    plain, guessed = (run(make_engine(directory, **MODES[mode]), prompts, settings) for mode in ("off", "ngram"))
-    assert guessed == plain
+    plain, engine = (
+        run(make_engine(directory), prompts, settings),
+        make_engine(directory, draft=directory, **MODES["sync"]),
+    )
+    samples = [engine.submit(*one)[0] for one in zip(prompts, settings, strict=True)]
+    drain(engine)
+    assert [sample.token_ids for sample in samples] == plain
+    assert all(sample.request.stats.accepted_tokens for sample in samples)
 
 
 def test_other_parts_may_miss_and_the_texts_may_not(directory: Path) -> None:

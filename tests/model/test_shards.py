@@ -32,7 +32,9 @@ from pilotfish.model.loading.shards import Shard, load_shard
 SLOTS = 600
 CPU = torch.device("cpu")
 #: Those that are divided in ways of their own.
-SOME = sized(("llama", "phi3", "olmo2", "gemma2", "qwen2_moe", "glm4_moe", "minimax_m2"), tuple(PER_HEAD))
+SOME = sized(
+    ("llama", "phi3", "olmo2", "gemma2", "qwen3_moe", "qwen2_moe", "glm4_moe", "minimax_m2", "gpt_oss"), tuple(PER_HEAD)
+)
 #: Ranks of the model, and whether they run without kernels.
 CASES = sized([(4, False)], [(2, False), (2, True), (4, False), (4, True)])
 #: Fields of single architectures, with other values than the tiny models have, and ranks.

@@ -109,7 +109,7 @@ def test_an_error_before_the_first_token(
 
 @pytest.mark.parametrize("prompts", [1, 3])
 @pytest.mark.parametrize(("error", "status", "kind"), ERRORS)
-def test_an_error_after(client: Client, engine: Engine, prompts: int, error: Exception, status: int, kind: str) -> None:
+def test_a_later_error(client: Client, engine: Engine, prompts: int, error: Exception, status: int, kind: str) -> None:
     said = engine.script
     engine.script = lambda submitted: [next(iter(said(submitted))), error]
     answer = client.post(COMPLETIONS, {"prompt": ["x"] * prompts, "stream": True})

@@ -170,7 +170,7 @@ def test_a_language_model_is_distilled_on_data_of_the_user_s_own(target: Path, t
         ({"kind": "mtp", "sampled_tokens": 1, "sources": ()}, "data"),
     ],
 )
-def test_bad_training_is_refused(given: dict[str, Any], told: str, target: Path, sources: Path, tmp_path: Path) -> None:
+def test_bad_recipes_are_refused(given: dict[str, Any], told: str, target: Path, sources: Path, tmp_path: Path) -> None:
     if given.get("sources") == ():
         (tmp_path / "short.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
         given = {**given, "data": (tmp_path / "short.jsonl",)}

@@ -103,7 +103,7 @@ def test_to_target_and_back(message: messages.ToTarget) -> None:
     assert decode_to_target(encode(message)) == message
 
 
-def decode_both(frame: bytes) -> None:
+def decode_any(frame: bytes) -> None:
     """Whatever it is: a message, or a WireError of one line."""
     for decode in (decode_to_draft, decode_to_target, decode_to_prefill, decode_from_prefill):
         try:
@@ -116,15 +116,15 @@ def decode_both(frame: bytes) -> None:
 
 @given(frame=st.binary(max_size=200))
 def test_any_bytes(frame: bytes) -> None:
-    decode_both(frame)
+    decode_any(frame)
 
 
 @given(message=to_draft | to_target, data=st.data())
 def test_flipped_and_cut_bytes(message: messages.ToDraft | messages.ToTarget, data: st.DataObject) -> None:
     frame = bytearray(encode(message))
     frame[data.draw(st.integers(0, len(frame) - 1))] ^= data.draw(st.integers(1, 255))
-    decode_both(bytes(frame))
-    decode_both(encode(message)[: data.draw(st.integers(0, len(frame) - 1))])
+    decode_any(bytes(frame))
+    decode_any(encode(message)[: data.draw(st.integers(0, len(frame) - 1))])
 
 
 @pytest.mark.parametrize(

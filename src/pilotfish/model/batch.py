@@ -175,7 +175,7 @@ def bucket(size: int, sizes: tuple[int, ...]) -> int:
 
 #: For the C++ kernels: a row's bits do not depend on the other rows.
 EXACT = Buckets()
-#: Library matrix products on a CPU give a row the same bits at every row count from 16 up, others below.
+#: Library matrix products on a CPU give a row the same bits at these row counts, others at some between and below.
 LIBRARY = Buckets(rows=(16, 32, 64, 128, 256, 512, 1024))
 _WIDTHS: dict[str, Any] = {"prefix": POWERS[10:], "path": POWERS[3::3]}
 #: For the Triton kernels, whose bits do not depend on it: few sizes, so that few graphs are recorded.

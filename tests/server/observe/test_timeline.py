@@ -90,7 +90,7 @@ def test_a_part_has_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(spans(tmp_path / "trace.json")) == 2
 
 
-def test_an_engine_and_its_workers(llama: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_file_of_all_processes(llama: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "WorkerProcess", ForkedWorker)
     path, params = tmp_path / "trace.json", SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     elsewhere = {"mode": "async", "drafter": "lm", "prefill_workers": 1, "prefill_threshold": "4"}

@@ -47,7 +47,7 @@ def next_token(directory: Path, request: Request) -> int:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_draft_like_the_target_is_right(llama: Path, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_like_its_target_never_errs(llama: Path, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chain is what the model samples: noise, positions and filters are mirrored."""
     monkeypatch.setattr(Lookahead, "FLOOR", -100.0)
     drafter, request = make_drafter(llama, 1, 1), make_request(temperature=temperature, top_k=20)

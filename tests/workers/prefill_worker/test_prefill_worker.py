@@ -346,7 +346,7 @@ def test_a_failing_exporter_ends_the_worker(rig: PrefillRig, target: Client, mon
 # -- what comes from elsewhere
 
 
-def test_frames_that_are_none_cost_nobody(rig: PrefillRig, target: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_that_are_none_cost_nothing(rig: PrefillRig, target: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     target.order(1, prompt(100))
     monkeypatch.setattr(export, "FRAME_BASE", 0)
     for frame in (b"", b"\x00", b"\xff" * 100, b"\x81\xa4type\xa5order", bytes(1 << 25)):

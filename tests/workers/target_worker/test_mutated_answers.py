@@ -155,7 +155,7 @@ def check(nodes: TokenTree) -> None:
 
 
 @pytest.mark.parametrize("patient", [False, True])
-def test_frames_like_messages(patient: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutants_harm_nobody(patient: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool that sends such is left alone most of the time. A patient target hears it all."""
     caplog.set_level(logging.CRITICAL)  # lines would be kept, for all the frames
     if patient:
